@@ -8,6 +8,7 @@ nor a view of one; else the default partitioner's, which saves what eager saves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
@@ -29,10 +30,16 @@ def _saved(forward: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
 
 
 def split_joint(
-    joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **kwargs: Any
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    expand: Callable[[fx.GraphModule], None],
+    **kwargs: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward graph modules of `joint`. Masks are named here already: backward would
-    see one that forward saves, and not how it is made."""
+    """Forward and backward graph modules of `joint`, after `expand`. Masks are named here already:
+    backward would see one that forward saves, and not how it is made."""
+    expand(joint)
     NAME_MASKS.run(joint)
     written = mutated_inputs(joint)
     original = copy_graph_module(joint) if written else joint

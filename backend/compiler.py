@@ -58,21 +58,31 @@ def next_frame_name() -> str:
 class GraphCompiler:
     """Compiles the graphs (forward, backward or inference) that come from one captured graph.
 
-    Without a choice of runner the graphs are planned and reported, and run in eager.
+    Without a choice of runner the graphs are planned and reported, and run in eager. `expand` is
+    done to graphs first.
     """
 
-    def __init__(self, options: Options, choice: Choice | None, name: str) -> None:
+    def __init__(
+        self,
+        options: Options,
+        choice: Choice | None,
+        name: str,
+        expand: Callable[[fx.GraphModule], None] | None = None,
+    ) -> None:
         self._options = options
         self._collectives = CollectiveEngine(options.hardware)
         self._choice = choice
         self._runner = None if choice is None else choice.runner
         self._name = name
+        self._expand = expand
 
     def compiler(self, kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         """The function that AOTAutograd calls for graphs of `kind`."""
 
         def compile_graph(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             with new_objects_only(), without_guards(inputs), with_torch_function():
+                if self._expand is not None:
+                    self._expand(gm)
                 run = self.compile(gm, kind)
             PROGRAMS.trim()
             return run

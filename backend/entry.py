@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from trnx.backend.autograd import split_joint
 from trnx.backend.compiler import GraphCompiler, next_frame_name
 from trnx.backend.decompositions import decomposition_table
 from trnx.backend.errors import UnsupportedDeviceError, UnsupportedModeError
+from trnx.backend.foreach_decompositions import unless_static
 from trnx.backend.garbage import new_objects_only
 from trnx.backend.neuron.choice import Choice, choose_runner
 from trnx.backend.options import Options, make_options
@@ -23,6 +25,7 @@ from trnx.backend.torch_internals import (
     let_threads_load,
 )
 from trnx.backend.versions import check_versions
+from trnx.fx_passes.expand_lists import COPY, expand_lists
 from trnx.fx_passes.metadata import EXAMPLE_VALUE
 from trnx.fx_passes.source import source_line
 from trnx.nki_kernels.registry import kernels
@@ -60,15 +63,17 @@ def compile_captured(
     check_devices(gm, example_inputs, _wanted_device(gm, example_inputs, choice))
     bound_fake_results(FAKE_RESULTS)
     with new_objects_only():
-        compiler = GraphCompiler(options, choice, next_frame_name())
+        table = decomposition_table(kernels())
+        expand = partial(expand_lists, table=table)
+        compiler = GraphCompiler(options, choice, next_frame_name(), expand)
         return compile_with_autograd(
             before_autograd(gm),
             example_inputs,
             forward=compiler.compiler("forward"),
             backward=compiler.compiler("backward"),
             inference=compiler.compiler("inference"),
-            partition=split_joint,
-            decompositions=decomposition_table(kernels()),
+            partition=partial(split_joint, expand=expand),
+            decompositions=table | {COPY: unless_static(table[COPY])},
         )
 
 

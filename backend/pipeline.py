@@ -22,6 +22,7 @@ from trnx.fx_passes.canonicalise import CANONICAL, CANONICALISE, canonicalise
 from trnx.fx_passes.expand_interpolate import EXPAND_INTERPOLATE
 from trnx.fx_passes.expand_recurrent import EXPAND_RECURRENT
 from trnx.fx_passes.functionalise_collectives import FUNCTIONALISE_COLLECTIVES
+from trnx.fx_passes.group_lists import GROUP_LISTS
 from trnx.fx_passes.mask_keys import MASK_KEYS
 from trnx.fx_passes.partition import partition
 from trnx.fx_passes.passes import Pass, check_order, run_passes
@@ -38,6 +39,7 @@ BEFORE_AUTOGRAD: tuple[Pass, ...] = (
     EXPAND_INTERPOLATE,
     EXPAND_RECURRENT,
     FUNCTIONALISE_COLLECTIVES,
+    GROUP_LISTS,
 )
 
 FOR_BUCKETS: tuple[Pass, ...] = (MASK_KEYS,)

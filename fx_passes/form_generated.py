@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 
 from torch import fx
 
 from trnx.fx_passes import advice
 from trnx.fx_passes.extract import extract, inputs_of
+from trnx.fx_passes.forms import form_of
 from trnx.fx_passes.grow import grow
 from trnx.fx_passes.ledger import Refusals
 from trnx.fx_passes.nodes import has_tensor, is_mutation, is_random
@@ -44,10 +45,10 @@ def generated_units(
             refusals.add(node, _about_generated(reject, node))
         return reject is None
 
-    units: list[Unit] = []
+    offers = _Offers(generator, hardware, profit, refusals)
     for nodes in grow(order, joins):
-        _offer(nodes, generator, hardware, profit, refusals, units.append)
-    return tuple(units)
+        offers.make(nodes)
+    return tuple(offers.taken)
 
 
 def _about_generated(reject: Reject, node: fx.Node) -> Reject:
@@ -55,30 +56,48 @@ def _about_generated(reject: Reject, node: fx.Node) -> Reject:
     return Reject(reason, node, advice=reject.advice or advice.GENERATED)
 
 
-def _offer(
-    nodes: tuple[fx.Node, ...],
-    generator: Generator,
-    hardware: Hardware,
-    profit: Profit,
-    refusals: Refusals,
-    take: Callable[[Unit], None],
-) -> None:
-    inputs, outputs = inputs_of(nodes), outputs_of(nodes)
-    gm = extract(nodes, inputs, outputs)
-    kernel = generator.fused_kernel(gm, hardware)
-    if not isinstance(kernel, Reject):
-        match = KernelMatch(kernel, {node.name: node for node in inputs}, outputs)
-        reject = profit.refuse(match, nodes)
-        if reject is None:
-            take(Unit("nki", nodes, match))
-        else:
-            for node in nodes:
-                refusals.add(node, reject)
-        return
-    if len(nodes) == 1:
-        refusals.add(nodes[0], _about_generated(kernel, nodes[0]))
-        return
-    # A prefix and the rest of a topological order are convex, and edges go one way between them.
-    half = len(nodes) // 2
-    for part in (nodes[:half], nodes[half:]):
-        _offer(part, generator, hardware, profit, refusals, take)
+class _Offers:
+    """Offers groups of nodes to the generator; `taken` are the units of those that it took, and
+    that pay. Of groups of one form, as an optimizer has one for each parameter, the first that is
+    taken lends its kernel to the others, with bindings named as its own."""
+
+    def __init__(
+        self, generator: Generator, hardware: Hardware, profit: Profit, refusals: Refusals
+    ) -> None:
+        self.taken: list[Unit] = []
+        self._generator = generator
+        self._hardware = hardware
+        self._profit = profit
+        self._refusals = refusals
+        self._known: dict[Hashable, KernelMatch] = {}
+
+    def make(self, nodes: tuple[fx.Node, ...]) -> None:
+        """Offer `nodes` whole, then in halves until there is an answer about each."""
+        inputs, outputs = inputs_of(nodes), outputs_of(nodes)
+        form = form_of(nodes, outputs)
+        if known := self._known.get(form):
+            bindings = dict(zip(known.bindings, inputs, strict=True))
+            self._take(nodes, KernelMatch(known.kernel, bindings, outputs))
+            return
+        kernel = self._generator.fused_kernel(extract(nodes, inputs, outputs), self._hardware)
+        if not isinstance(kernel, Reject):
+            match = KernelMatch(kernel, {node.name: node for node in inputs}, outputs)
+            reject = self._profit.refuse(match, nodes)
+            if reject is None:
+                self._known[form] = match
+                self._take(nodes, match)
+            else:
+                for node in nodes:
+                    self._refusals.add(node, reject)
+            return
+        if len(nodes) == 1:
+            self._refusals.add(nodes[0], _about_generated(kernel, nodes[0]))
+            return
+        # A prefix and the rest of a topological order are convex, and edges go one way between
+        # them.
+        half = len(nodes) // 2
+        self.make(nodes[:half])
+        self.make(nodes[half:])
+
+    def _take(self, nodes: tuple[fx.Node, ...], match: KernelMatch) -> None:
+        self.taken.append(Unit("nki", nodes, match))

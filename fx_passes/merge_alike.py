@@ -14,7 +14,7 @@ from torch import fx
 
 from trnx.fx_passes.extract import extract, inputs_of
 from trnx.fx_passes.form_generated import outputs_of
-from trnx.fx_passes.nodes import val
+from trnx.fx_passes.nodes import has_tensor, val
 from trnx.fx_passes.order import Order, Unit
 from trnx.fx_passes.region import Generator, KernelMatch
 from trnx.simulator.errors import Reject
@@ -22,8 +22,9 @@ from trnx.simulator.hardware import Hardware
 
 # Fewer are left as they are: what they save is little beside their own time.
 LEAST = 8
-# Parts of one kernel: hundreds of arguments, and tens of instructions a tile, for each of them.
-MOST = 32
+# Tensors that one kernel reads and writes, at most: 32 parameters of an AdamW step, or the norms of
+# 144 gradients, with tens of instructions a tile for each part.
+MOST_TENSORS = 288
 
 
 def merge_alike(
@@ -41,7 +42,7 @@ def merge_alike(
             continue
         # Equal sizes side by side: a kernel has one function for each size.
         ranked = sorted(group, key=_sizes)
-        count = -(-len(ranked) // MOST)
+        count = -(-len(_tensors(ranked)) // MOST_TENSORS)
         each = -(-len(ranked) // count)
         for start in range(0, len(ranked), each):
             merged += _merged(ranked[start : start + each], order, generator, hardware)
@@ -51,6 +52,12 @@ def merge_alike(
 def _kernel(unit: Unit) -> str:
     assert isinstance(unit.payload, KernelMatch)
     return unit.payload.kernel.name
+
+
+def _tensors(units: Sequence[Unit]) -> set[fx.Node]:
+    """What the units read and write: arguments of their kernels."""
+    matches = [unit.payload for unit in units if isinstance(unit.payload, KernelMatch)]
+    return {n for m in matches for n in (*m.bindings.values(), *m.results) if has_tensor(n)}
 
 
 def _sizes(unit: Unit) -> str:

@@ -191,10 +191,16 @@ def _facts(steps: Iterable[Region | fx.Node]) -> list[Any]:
             match = step.match
             parts = (step.name, step.engine, step.nodes, step.inputs, step.outputs)
             kernel = None if match is None else (match.kernel.name, match.results)
-            found.append((*parts, kernel, None if match is None else _bindings(match)))
+            found.append((*parts, kernel, None if match is None else _bound(match)))
         else:
             found.append(step)
     return found
+
+
+def _bound(match: KernelMatch) -> Any:
+    """What a kernel reads; the names in a generated one may be those of an equal region."""
+    found = _bindings(match)
+    return [*found.values()] if isinstance(match.kernel, FusedKernel) else found
 
 
 def _check_effects(plan: Plan) -> None:

@@ -4,14 +4,17 @@ AdamW and SGD with momentum over lists of tensors (`foreach=True`), and AdamW wi
 clipping. Bars: the first compiled step of AdamW <= 20 s of processor time on one core, of which
 importing is no part; <= 12 kernels, and nothing off NKI; parameters equal to eager's after 5 steps
 (rtol 1e-5, atol 1e-6). `--json` prints one object as the last line; exit status 0 means that the
-bars hold.
+bars hold. `--calls` also counts the Python and C functions that the first step calls, which is the
+same on a loaded machine; its seconds are those under a profiler then, and no bar.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
+import pstats
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +28,7 @@ import trnx
 
 COUNT, STEPS = 300, 5
 SECONDS, KERNELS = 20.0, 12
+_NO_TIME = {"compile_seconds": 0.0}
 SHAPES = [(64, 64), (64,), (128, 64), (128,), (64, 128), (32, 64), (256, 64), (256,), (10, 64),
           (10,)]  # fmt: skip
 
@@ -58,9 +62,13 @@ MEASURES: dict[str, tuple[Callable[[Parameters], Optimizer], Callable[[Optimizer
 
 
 def steps(
-    make: Callable[[Parameters], Optimizer], step: Callable[[Optimizer], Any], count: int
+    make: Callable[[Parameters], Optimizer],
+    step: Callable[[Optimizer], Any],
+    count: int,
+    profile: cProfile.Profile | None = None,
 ) -> tuple[Parameters, float]:
-    """The parameters after all steps, and the seconds of processor time of the first one."""
+    """The parameters after all steps, and the seconds of processor time of the first one, which
+    `profile` watches."""
     torch.manual_seed(0)
     shapes = [SHAPES[i % len(SHAPES)] for i in range(count)]
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -70,17 +78,21 @@ def steps(
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
         start = time.process_time()
-        step(optimizer)
+        if profile is None or index:
+            step(optimizer)
+        else:
+            profile.runcall(step, optimizer)
         first = first if index else time.process_time() - start
     return parameters, first
 
 
-def measure(name: str, count: int) -> dict[str, Any]:
+def measure(name: str, count: int, calls: bool = False) -> dict[str, Any]:
     """One optimizer, compiled and in eager."""
     make, step = MEASURES[name]
     torch._dynamo.reset()
+    profile = cProfile.Profile() if calls else None
     with trnx.collect_reports() as reports:
-        ours, seconds = steps(make, torch.compile(step, backend="trnx"), count)
+        ours, seconds = steps(make, torch.compile(step, backend="trnx"), count, profile)
     eager, _ = steps(make, step, count)
     differences = [
         float(((a - b).abs() / (1e-6 + 1e-5 * b.abs())).max())
@@ -91,6 +103,7 @@ def measure(name: str, count: int) -> dict[str, Any]:
         "kernels": max(sum(r.engine == "nki" for r in report.regions) for report in reports),
         "off_nki": len(reports.fallbacks),
         "difference": max(differences),  # 1 is what the tolerances allow
+        **({} if profile is None else {"calls": pstats.Stats(profile).total_calls}),  # type: ignore[attr-defined]
     }
 
 
@@ -100,20 +113,18 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=COUNT, help="parameters")
     parser.add_argument("--only", choices=sorted(MEASURES), help="one optimizer")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--calls", action="store_true", help="count the first step's calls")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, dict[str, Any]] = {}
     for name in [arguments.only] if arguments.only else MEASURES:
-        results[name] = row = measure(name, arguments.count)
+        results[name] = row = measure(name, arguments.count, arguments.calls)
         print(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
-    holds = (
-        all(
-            row["kernels"] <= KERNELS and not row["off_nki"] and row["difference"] <= 1
-            for name, row in results.items()
-            if name != "adamw_clipped"
-        )
-        and results.get("adamw", {"compile_seconds": 0.0})["compile_seconds"] <= SECONDS
-    )
+    holds = all(
+        row["kernels"] <= KERNELS and not row["off_nki"] and row["difference"] <= 1
+        for name, row in results.items()
+        if name != "adamw_clipped"
+    ) and (arguments.calls or results.get("adamw", _NO_TIME)["compile_seconds"] <= SECONDS)
     if arguments.json:
         print(json.dumps({**results, "bars_hold": holds}))
     return 0 if holds else 1

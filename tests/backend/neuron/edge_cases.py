@@ -181,6 +181,25 @@ def mutation() -> dict[str, Any]:
     return {"differences": list(map(_same, found, expected))}
 
 
+def lists() -> dict[str, Any]:
+    """Lists of tensors of the device that are written to, and their results."""
+
+    def function(xs: list[torch.Tensor], ys: list[torch.Tensor]) -> list[torch.Tensor]:
+        sums = torch._foreach_add(xs, ys)
+        torch._foreach_mul_(xs, 0.5)
+        torch._foreach_addcmul_(xs, sums, ys, value=2)
+        return list(sums)
+
+    def run(call: Callable[..., Any], place: Callable[..., Any]) -> list[torch.Tensor]:
+        xs = [place(rows(count)) for count in range(1, 9)]
+        ys = [place(rows(count) + 1) for count in range(1, 9)]
+        return [*call(xs, ys), *xs]
+
+    expected = run(function, torch.clone)
+    found = run(torch.compile(function, backend="trnx", options={"runner": "neuron"}), _on_device)
+    return {"differences": sorted(set(map(_same, found, expected)))}
+
+
 def hooks(change: str) -> list[str]:
     """Saved tensors that a hook gives back with other strides, or of another dtype."""
 

@@ -54,6 +54,10 @@ def test_a_saved_tensor_of_another_dtype_is_refused(on_fakes: Any) -> None:
     assert "keep dtype and shape" in message
 
 
+def test_lists_are_written_to(on_fakes: Any) -> None:
+    assert on_fakes("lists") == {"differences": [""]}
+
+
 def test_writes_to_inputs(on_fakes: Any) -> None:
     assert on_fakes("mutation")["differences"] == ["", "", "", ""]
 
