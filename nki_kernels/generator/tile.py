@@ -63,7 +63,7 @@ _ACROSS_FREE_SIZE = 16384
 _FAR = 1.5
 _MOST_SPLITS = 4
 _SPLIT_SIZES = (_FREE_SIZE, _FREE_SIZE // 4, 4 * _FREE_SIZE)
-# Elements of a part at the least: neighbours overlap by fewer than there are parts.
+# Elements of an overlapping part at the least: neighbours share fewer than there are parts.
 _LEAST_PART = 8
 # Tiles that all run a stage before any runs the next one: they stay in SBUF.
 _MOST_BY_STAGE = 12
@@ -281,8 +281,10 @@ class _Cuts:
         where they leave many partitions empty those that overlap a little."""
         most = PARTITIONS // self.sizes[partition]
         even = _largest_divisor(self.sizes[d], most)
-        counts = {even, most if 2 * even <= most else even}
-        return [n for n in sorted(counts) if 1 < n < self.sizes[d] // _LEAST_PART]
+        counts = [even] if 1 < even < self.sizes[d] else []
+        if 2 * even <= most < self.sizes[d] // _LEAST_PART:
+            counts.append(most)
+        return counts
 
     def led(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
         """The region in tiles of whole rows of `partition` and `lead`, for each order in which

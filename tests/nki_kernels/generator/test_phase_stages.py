@@ -101,8 +101,8 @@ def test_an_engine_need_not_wait_for_itself(
 
 
 def test_stages_apart_save_time_where_vector_is_the_busiest(region: Build, cuts: Cuts) -> None:
-    def largest(x: Any) -> Any:
-        return aten.amax.default(aten.mul.Tensor(aten.sigmoid.default(x), 1.25), [0], True)
+    def largest(x: Any) -> Any:  # of what falls: the maximum stays behind it
+        return aten.amax.default(aten.mul.Tensor(aten.sigmoid.default(x), -1.25), [0], True)
 
     chip = hardware("trn2")
     every = [cut for cut in cuts.of(region(largest, draw(765523))) if cut.across is not None]
