@@ -75,9 +75,9 @@ def test_a_launch_is_scheduled_once_for_all_that_ask(
     seen = []
     original = profile.predicted_seconds
 
-    def counted(program: Any, chip: Any) -> float:
+    def counted(program: Any, chip: Any, *given: Any) -> float:
         seen.append((program.name, chip.target))
-        return original(program, chip)
+        return original(program, chip, *given)
 
     monkeypatch.setattr(profile, "predicted_seconds", counted)
     first, second = _explained(), _explained()
