@@ -101,8 +101,7 @@ def cut_led_in_steps(
     if math.prod(sizes[d] for d in within) > budget:
         return None
     cut = cut_along(partition, lead, order, sizes, within, budget)
-    loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
-    found = dataclasses.replace(cut, reduced=reduced, loops=tuple(loops))
+    found = _reducing(cut, reduced)
     return found if found.in_phases else None
 
 
@@ -120,8 +119,7 @@ def cut_interleaved(
     in steps along them: None where there are none."""
     within = reduced if whole else frozenset()
     cut = cut_along(partition, lead, order, sizes, within, budget)
-    loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
-    found = dataclasses.replace(cut, reduced=reduced, loops=tuple(loops), interleaved=True)
+    found = dataclasses.replace(_reducing(cut, reduced), interleaved=True)
     return found if whole or found.in_phases else None
 
 
@@ -132,10 +130,15 @@ def _best(
     reduced: frozenset[int],
     efficient: int,
 ) -> Geometry:
-    """The fastest one, with the loops over what stays outside."""
+    """The fastest one."""
     best = min(found, key=lambda g: seconds_of(g, order, sizes, efficient))
-    loops = sorted(best.loops, key=lambda axis: axis.label in reduced)
-    return dataclasses.replace(best, reduced=reduced, loops=tuple(loops))
+    return _reducing(best, reduced)
+
+
+def _reducing(cut: Geometry, reduced: frozenset[int]) -> Geometry:
+    """`cut` of a region that reduces these dimensions, with the loops over what stays outside."""
+    loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
+    return dataclasses.replace(cut, reduced=reduced, loops=tuple(loops))
 
 
 @dataclass(frozen=True)
