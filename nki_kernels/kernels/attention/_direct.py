@@ -18,8 +18,8 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-# Blocks of 128 queries of a group: their scores with a block of keys fill a PSUM bank.
-GROUP = 4
+from trnx.nki_kernels.kernels.attention._long import together
+
 # Added to all scaled scores: -24 log(2). Sums of weights from 2^-60 to 2^60 are those of rows whose
 # scores end between -25 and 58. The logarithm of ScalarE reaches to 2^64 (NKI's table of activation
 # functions), and such weights times values up to 2^60 do not overflow float32.
@@ -151,14 +151,6 @@ def weigh(p: DirectProblem, groups: list[DirectGroup], chunk: list[Piece]) -> nl
     weights = nl.ndarray(shape, dtype=groups[last.group].queries.dtype, buffer=nl.sbuf)
     nisa.activation(dst=weights, op=nl.exp, data=scores, scale=p.scale, bias=p.bias)
     return weights
-
-
-def together(width: int) -> int:
-    """Blocks of queries whose products of so many columns share a PSUM bank."""
-    bank = nl.tile_size.psum_bank_fmax
-    if GROUP * width <= bank:
-        return GROUP
-    return 2 if 2 * width <= bank else 1
 
 
 def combine(

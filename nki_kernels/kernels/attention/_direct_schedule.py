@@ -10,7 +10,6 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.kernels.attention._direct import (
-    GROUP,
     SHIFT,
     DirectGroup,
     DirectHead,
@@ -21,13 +20,12 @@ from trnx.nki_kernels.kernels.attention._direct import (
     direct_problem,
     flag_sums,
     flag_values,
-    together,
     warm_up,
     weigh,
 )
 from trnx.nki_kernels.kernels.attention._heads import store_late
-from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem
-from trnx.nki_kernels.kernels.attention._long_keys import load_turned
+from trnx.nki_kernels.kernels.attention._long import GROUP, LongOutputs, long_problem, together
+from trnx.nki_kernels.kernels.attention._long_keys import load_turned, room_for_values
 from trnx.nki_kernels.kernels.attention._long_schedule import (
     Place,
     attend,
@@ -233,12 +231,9 @@ def _flag(part: Unflagged, outputs: DirectOutputs) -> None:
 def _load_values(v: nl.NkiTensor) -> nl.NkiTensor:
     """`v[S, Dv]` with a column of ones, `[128, S / 128, Dv + 1]`."""
     pmax = nl.tile_size.pmax
-    width = v.shape[1]
-    blocks = v.shape[0] // pmax
-    values = nl.ndarray((pmax, blocks, width + 1), dtype=v.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=values[:, :, width : width + 1], value=1.0, engine=nisa.engine.gpsimd)
-    src = v.reshape_dim(0, (blocks, pmax)).permute((1, 0, 2))
-    nisa.dma_copy(dst=values[:, :, 0:width], src=src)
+    values = room_for_values(v)
+    src = v.reshape_dim(0, (v.shape[0] // pmax, pmax)).permute((1, 0, 2))
+    nisa.dma_copy(dst=values[:, :, 0 : v.shape[1]], src=src)
     return values
 
 

@@ -381,7 +381,7 @@ def _hide_before(weights: nl.NkiTensor, first: int) -> None:
         )
 
 
-def _together(width: int) -> int:
+def together(width: int) -> int:
     """Blocks of queries whose products of so many columns share a PSUM bank."""
     bank = nl.tile_size.psum_bank_fmax
     if GROUP * width <= bank:
@@ -394,17 +394,17 @@ def combine_block(quad: Quad, block: int) -> None:
     pmax = nl.tile_size.pmax
     if quad.key + block == quad.group.start:
         width = quad.group.source.values.shape[2]
-        together = _together(width)
-        for first in range(0, quad.group.blocks, together):
-            count = min(together, quad.group.blocks - first)
+        shared = together(width)
+        for first in range(0, quad.group.blocks, shared):
+            count = min(shared, quad.group.blocks - first)
             tile = nl.ndarray((pmax, count, width), dtype=nl.float32, buffer=nl.psum)
             quad.products.append(tile)
-    together = quad.products[0].shape[1]
+    shared = quad.products[0].shape[1]
     skip = quad.skipped[block]
     values = quad.group.source.values[:, quad.key + block, :]
     for query in range(skip, quad.stopped[block]):
         nisa.nc_matmul(
-            dst=quad.products[query // together][:, query % together, :],
+            dst=quad.products[query // shared][:, query % shared, :],
             stationary=quad.weights[block][query - skip],
             moving=values,
         )
@@ -424,9 +424,9 @@ def invert_sums(p: LongProblem, outputs: LongOutputs, quad: Quad) -> Result:
     group = quad.group
     width = outputs.out.shape[3]
     inverse = outputs.inverses[:, group.row : group.row + group.blocks]
-    together = quad.products[0].shape[1]
-    for first in range(0, group.blocks, together):
-        sums = quad.products[first // together][:, :, width]
+    shared = quad.products[0].shape[1]
+    for first in range(0, group.blocks, shared):
+        sums = quad.products[first // shared][:, :, width]
         part = inverse[:, first : first + sums.shape[1]]
         if p.masked:
             nisa.tensor_scalar(dst=part, data=sums, op0=nl.maximum, operand0=_TINY)
@@ -441,8 +441,8 @@ def normalise_block(outputs: LongOutputs, result: Result, query: int) -> None:
     pmax = nl.tile_size.pmax
     group = result.group
     width = outputs.out.shape[3]
-    together = result.products[0].shape[1]
-    data = result.products[query // together][:, query % together, 0:width]
+    shared = result.products[0].shape[1]
+    data = result.products[query // shared][:, query % shared, 0:width]
     factor = outputs.inverses[:, group.row + query : group.row + query + 1]
     nisa.activation(dst=result.rows[:, query, :], op=nl.copy, data=data, scale=factor)
     if query + 1 == group.blocks:

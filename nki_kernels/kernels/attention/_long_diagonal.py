@@ -10,10 +10,9 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels.attention._host import LEAST_SCALE
 from trnx.nki_kernels.kernels.attention._long import LongProblem, Quad, QueryGroup
 
-# Scaled by no less than this, what stands for a hidden score has no weight.
-_LEAST_SCALE = 1.0e-30
 # DMA turns what this block of queries and those before have, and then the rest: a transfer for each
 # would keep the ring busy.
 _TURNED_FIRST = 2
@@ -26,7 +25,7 @@ def keeps_diagonal(
     its last keys on the diagonal, in blocks that begin with the group."""
     is_square = (first + blocks) * nl.tile_size.pmax <= depth
     # The first group of a head has DMA load its keys and values, which takes as long as its scores.
-    return causal and window == 0 and scale >= _LEAST_SCALE and is_square and first > 0
+    return causal and window == 0 and scale >= LEAST_SCALE and is_square and first > 0
 
 
 def weigh_diagonal(p: LongProblem, group: QueryGroup, products: list[nl.NkiTensor]) -> Quad:

@@ -78,14 +78,22 @@ def load_key_mask(mask: nl.NkiTensor) -> KeyMask:
     return KeyMask(flags, bias)
 
 
+def room_for_values(v: nl.NkiTensor) -> nl.NkiTensor:
+    """Where `v[S, Dv]` goes, with a column of ones: `[128, S / 128, Dv + 1]`."""
+    pmax = nl.tile_size.pmax
+    rows, width = v.shape
+    values = nl.ndarray((pmax, rows // pmax, width + 1), dtype=v.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=values[:, :, width : width + 1], value=1.0, engine=nisa.engine.gpsimd)
+    return values
+
+
 def load_key_head(
     k: nl.NkiTensor, v: nl.NkiTensor, cuts: int, batch: int, mask: KeyMask | None
 ) -> KeyHead:
     """Keys and values of one head, `k[S, d]` and `v[S, Dv]`."""
     pmax = nl.tile_size.pmax
     blocks = v.shape[0] // pmax
-    values = nl.ndarray((pmax, blocks, v.shape[1] + 1), dtype=v.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=values[:, :, v.shape[1] : v.shape[1] + 1], value=1.0, engine=nisa.engine.gpsimd)
+    values = room_for_values(v)
     keys = load_rows(k, cuts)
     src = v.reshape_dim(0, (blocks, pmax)).permute((1, 0, 2))
     # By another ring than the transposes, each of which takes the trigger's time of its own.
