@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trnx.fx_passes.padding.layouts import Fill
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
 Numbers = Sequence[int | float]
@@ -131,12 +132,15 @@ def _viewed(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
     return value if list(value.shape) == shape else value.view(shape)
 
 
-def clear(value: torch.Tensor, numbers: Numbers, dims: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """`value` with zeros in its padding along dimensions, each with the place of its exact size."""
-    for dim, index in dims:
+def fill_padding(
+    value: torch.Tensor, numbers: Numbers, fills: Sequence[tuple[int, int, Fill]]
+) -> torch.Tensor:
+    """`value` after its padding was written: dimensions, each with the place of its exact size and
+    what its padding gets."""
+    for dim, index, fill in fills:
         start = int(numbers[index])
         if start < value.shape[dim]:
-            value.narrow(dim, start, value.shape[dim] - start).zero_()
+            value.narrow(dim, start, value.shape[dim] - start).fill_(fill)
     return value
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.backend.buckets.conversions import Cutter, Parts, clear, padder, places
+from trnx.backend.buckets.conversions import Cutter, Parts, fill_padding, padder, places
 from trnx.backend.buckets.numbers import Numbers
 from trnx.backend.inputs import Inputs, InputSpecs
 from trnx.backend.kernel_call import KernelCall, Place
@@ -279,13 +279,14 @@ class _Generator:
         if node in padding.renewed:
             return self._renewed_value(node, padding.renewed[node])
         made = self._padded_value(node)
-        if node not in padding.cleared:
+        if node not in padding.filled:
             return made
         sizes = self._padding.layouts[node]
-        dims = tuple(
-            (d, self.numbers.place(_form(sizes[d].sizes[0]))) for d in padding.cleared[node]
+        fills = tuple(
+            (dim, self.numbers.place(_form(sizes[dim].sizes[0])), fill)
+            for dim, fill in padding.filled[node]
         )
-        return self._emit(clear, made, self._call, dims, name=f"{node.name}_cleared")
+        return self._emit(fill_padding, made, self._call, fills, name=f"{node.name}_filled")
 
     def _exact_region(self, region: Region) -> None:
         kernel = self._kernels.get(region.name)

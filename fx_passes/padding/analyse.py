@@ -37,14 +37,15 @@ from trnx.fx_passes.symbolic import depends_on_data, symbols_of
 class PaddedRegion:
     """What happens to the inputs of a padded region before it runs.
 
-    `cleared`: input -> dimensions whose padding is set to zero where it lies. `renewed` are those
+    `filled`: input -> dimensions, each with what is written to its padding where it lies: zeros
+    for a sum, what changes no result for other reductions. `renewed` are those
     that are cut to their exact sizes and padded again to a layout, because others may read their
     memory, or because their padding has to be valid as an index, or to lie at other places.
     `placed` are indices whose exact values are checked against an exact size, along a dimension of
     what is looked up, and counted from its front.
     """
 
-    cleared: Mapping[fx.Node, tuple[int, ...]] = field(default_factory=dict)
+    filled: Mapping[fx.Node, tuple[tuple[int, Fill], ...]] = field(default_factory=dict)
     renewed: Mapping[fx.Node, Layout] = field(default_factory=dict)
     placed: Mapping[fx.Node, tuple[Size, int]] = field(default_factory=dict)
 
@@ -170,7 +171,7 @@ class _Analysis:
             self.exact[region.name] = str(refused)
             return
         self.regions[region.name] = PaddedRegion(
-            {node: tuple(sorted(dims)) for node, dims in inside.cleared.items()},
+            {node: tuple(sorted(fills.items())) for node, fills in inside.filled.items()},
             inside.renewed,
             inside.placed,
         )
@@ -215,7 +216,7 @@ class _Inside:
         self.padded = padded
         self._native = layouts
         self._found: dict[fx.Node, Layout | tuple[Layout, ...]] = {}
-        self.cleared: dict[fx.Node, set[int]] = {}
+        self.filled: dict[fx.Node, dict[int, Fill]] = {}
         self.renewed: dict[fx.Node, Layout] = {}
         self.placed: dict[fx.Node, tuple[Size, int]] = {}
         assert region.match is not None
@@ -256,8 +257,8 @@ class _Inside:
         found = self._native.get(node)
         if found is None:
             return padded_with_zeros(val(node), self.padded)
-        cleared = self.cleared.get(node, ())
-        return tuple(replace(a, fill=0) if d in cleared else a for d, a in enumerate(found))
+        filled = self.filled.get(node, {})
+        return tuple(replace(a, fill=filled.get(d, a.fill)) for d, a in enumerate(found))
 
     def need_zeros(self, node: fx.Node, dim: int) -> None:
         """See `Operands`."""
@@ -266,8 +267,8 @@ class _Inside:
             return
         if node not in self._region.inputs:
             raise RefusedError("a sum goes over padding that the region itself has written")
-        if self._can_be_cleared(node, axis, dim):
-            self.cleared.setdefault(node, set()).add(dim)
+        if self._can_be_filled(node, axis, dim, 0):
+            self.filled.setdefault(node, {})[dim] = 0
             return
         self._renew(node, self.layout(node))
         if self.layout(node)[dim].fill != 0:
@@ -298,6 +299,9 @@ class _Inside:
             return
         if node not in self._region.inputs or self._is_read_twice(node):
             raise RefusedError(f"nothing proves that the padding of {op_name(node)} is {fill}")
+        if self._can_be_filled(node, axis, dim, fill):
+            self.filled.setdefault(node, {})[dim] = fill
+            return
         self._renew(node, self.layout(node), fill)
         if self.layout(node)[dim].fill != fill:
             raise RefusedError(f"padding that repeats other elements cannot be {fill}")
@@ -321,16 +325,17 @@ class _Inside:
         """Layouts that were asked for before must stay true."""
         if any(len(axis.sizes) > 1 and axis.is_padded for axis in layout):
             raise RefusedError("its padding lies between other elements and cannot be renewed")
-        self.cleared.pop(node, None)
+        self.filled.pop(node, None)
         self.renewed[node] = with_fill(val(node), layout, fill)
 
-    def _can_be_cleared(self, node: fx.Node, axis: Axis, dim: int) -> bool:
-        """Whether zeros may be written where the padding lies: it is a region's own memory, of
+    def _can_be_filled(self, node: fx.Node, axis: Axis, dim: int, fill: Fill) -> bool:
+        """Whether `fill` may be written where the padding lies: it is a region's own memory, of
         whose padding nobody knows anything else, and no two places are one element."""
         root = storage_root(node)
         if node not in self._native or root not in self._native or not axis.is_one_size:
             return False
-        if any(axis.fill for axis in self._native[root]) or val(node).stride(dim) == 0:
+        known = {axis.fill for axis in self._native[root]} - {None, fill}
+        if known or val(node).stride(dim) == 0:
             return False
         steps = [node]
         while steps[-1] is not root:

@@ -4,7 +4,8 @@ A rule proves that the good elements of the results depend on good elements of t
 whatever the padding holds (NaN included), or says what the padding of an operand has to hold:
 
 * an elementwise op, and one that works along dimensions without padding, has nothing to fear;
-* a sum over padding, as in a matrix product, needs zeros there, in both factors of a product;
+* a sum over padding, as in a matrix product, needs zeros there, in both factors of a product; a
+  softmax or another reduction needs what adds nothing to it, as -inf to a maximum;
 * an index has to be valid in the padding too;
 * attention needs a mask that is False (or -inf) there, and keys and values of zero, because a
   probability of zero times NaN is NaN.
@@ -200,13 +201,19 @@ def _same(node: fx.Node, operands: Operands) -> Layout:
     return operands.layout(node.args[0])
 
 
-# ---- along dimensions without padding
+# ---- along dimensions
 
 
-def _rows(node: fx.Node, operands: Operands) -> Layout:
-    """Row by row along the dimension that is the second argument."""
-    layout = operands.layout(node.args[0])
-    no_padding(layout, [node.args[1]], op_name(node))  # type: ignore[list-item]
+def _softmax(node: fx.Node, operands: Operands) -> Layout:
+    """Row by row along the dimension that is the second argument, in which -inf weighs nothing.
+
+    Nothing is known of its results there: they are zeros, or NaN in a row that is all -inf.
+    """
+    operand: Any = node.args[0]
+    dim: Any = node.args[1]
+    layout = operands.layout(operand)
+    if layout[dim].is_padded:
+        operands.need_fill(operand, dim % len(layout), -torch.inf)
     return tuple(replace(axis, fill=None) for axis in layout)
 
 
@@ -237,11 +244,33 @@ def _reduction(node: fx.Node, operands: Operands) -> Layout:
     reduced = set(dims) if dims else set(range(len(layout)))  # type: ignore[arg-type]
     for dim in reduced:
         if layout[dim].is_padded:
-            if node.target is not aten.sum.dim_IntList:
-                raise RefusedError(f"{op_name(node)} goes along a padded dimension")
-            operands.need_zeros(node.args[0], dim)  # type: ignore[arg-type]
+            _need_neutral(node, dim % len(layout), operands)
     kept = [Axis(()) if d in reduced else replace(a, fill=None) for d, a in enumerate(layout)]
     return tuple(axis for d, axis in enumerate(kept) if keep or d not in reduced)
+
+
+def _need_neutral(node: fx.Node, dim: int, operands: Operands) -> None:
+    """The padding along a reduced dimension has to hold what changes no result.
+
+    Extrema of integers stay exact: kernels take 64 bits as 32 where all values fit.
+    """
+    operand: Any = node.args[0]
+    neutral = _NEUTRAL.get(node.target)
+    is_infinite = neutral is not None and neutral in (-torch.inf, torch.inf)
+    if node.target is aten.sum.dim_IntList:
+        operands.need_zeros(operand, dim)
+    elif neutral is not None and (val(operand).is_floating_point() or not is_infinite):
+        operands.need_fill(operand, dim, neutral)
+    else:
+        raise RefusedError(f"{op_name(node)} goes along a padded dimension")
+
+
+_NEUTRAL: dict[Any, Fill] = {
+    aten.amax.default: -torch.inf,
+    aten.amin.default: torch.inf,
+    aten.any.dim: False,
+    aten.any.dims: False,
+}
 
 
 def _cumsum(node: fx.Node, operands: Operands) -> Layout:
@@ -278,14 +307,16 @@ _RULES: dict[Any, Rule] = {
     aten.full_like.default: _full_like,
     aten.cumsum.default: _cumsum,
     aten.cat.default: cat,
-    aten._softmax.default: _rows,
-    aten._log_softmax.default: _rows,
+    aten._softmax.default: _softmax,
+    aten._log_softmax.default: _softmax,
     trnx_ops.rms_norm.default: _last_rows,
     aten.native_layer_norm.default: _layer_norm,
     aten.sum.dim_IntList: _reduction,
     aten.mean.dim: _reduction,
     aten.amax.default: _reduction,
     aten.amin.default: _reduction,
+    aten.any.dim: _reduction,
+    aten.any.dims: _reduction,
     aten.linear.default: linear,
     aten.bmm.default: bmm,
     aten.embedding.default: embedding,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trnx.backend.buckets.conversions import CannotPadError, Cutter, clear, padder
+from trnx.backend.buckets.conversions import CannotPadError, Cutter, fill_padding, padder
 from trnx.backend.buckets.sizes import LIMIT, auto_bucket, bucket_of, bucketed, parse_buckets
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
@@ -93,9 +93,9 @@ def test_memory_that_overlaps_is_refused() -> None:
         padder(TensorSpec((4, 3), torch.float32, (1, 1)))
 
 
-def test_clearing_leaves_good_elements() -> None:
+def test_filling_leaves_good_elements() -> None:
     x = torch.full((2, 4, 6), torch.nan)
-    clear(x, (3, 5), ((1, 0), (2, 1)))
+    fill_padding(x, (3, 5), ((1, 0, 0), (2, 1, 0)))
     assert x[:, :3, :5].isnan().all()
     assert not x[:, 3:].any()
     assert not x[:, :, 5:].any()

@@ -41,6 +41,8 @@ OPS: dict[str, Op] = {
     "norm": lambda x, _: F.layer_norm(x, (WIDTH,), SCALE),
     "rms": lambda x, _: F.rms_norm(x, (WIDTH,), SCALE),
     "softmax": lambda x, _: torch.softmax(x, -1),
+    "weights": lambda x, _: torch.softmax(torch.log(x) @ x.transpose(1, 2), -1) @ x,
+    "columns": lambda x, _: x * torch.softmax(F.linear(x, SQUARE), 1),
     "halves": lambda x, _: torch.cat([-x[..., WIDTH // 2 :], x[..., : WIDTH // 2]], -1),
     "scaled": lambda x, _: x * SCALE + x.mean(-1, keepdim=True),
     "flat": lambda x, _: F.linear(x.reshape(-1, WIDTH), SQUARE).view(x.shape),
