@@ -15,7 +15,15 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.aliasing import storage_root
-from trnx.fx_passes.nodes import aten, has_tensor, is_getitem, is_view, op_name, val
+from trnx.fx_passes.nodes import (
+    aten,
+    has_tensor,
+    is_getitem,
+    is_view,
+    op_name,
+    placeholders,
+    val,
+)
 from trnx.fx_passes.padding.layouts import (
     Axis,
     Fill,
@@ -31,6 +39,7 @@ from trnx.fx_passes.padding.rules import apply_rule
 from trnx.fx_passes.padding.ties import find_ties
 from trnx.fx_passes.region import Plan, Region
 from trnx.fx_passes.symbolic import depends_on_data, symbols_of
+from trnx.nki_kernels.hints import hint_int
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ def analyse_padding(plan: Plan) -> PaddedPlan:
         if symbol not in ties
     }
     kept = {symbol: _why_exact(one) for symbol, one in alone.items() if not _is_worth_it(one)}
+    kept |= {symbol: "it was no size at capture" for symbol in _no_sizes(plan)}
     symbols = frozenset(alone.keys() - kept.keys())
     analysis = _analysed(plan, PaddedSymbols(symbols, ties))
     if shared := _shared_outputs(plan, analysis.layouts):
@@ -130,6 +140,14 @@ def _symbols(plan: Plan) -> list[Any]:
     values = [val(n) for r in regions for n in (*r.inputs, *r.outputs) if has_tensor(n)]
     sizes = [size for value in values for size in value.shape if not depends_on_data(size)]
     return sorted(frozenset[Any]().union(*map(symbols_of, sizes)), key=str)
+
+
+def _no_sizes(plan: Plan) -> set[Any]:
+    """Symbols of arguments that were 0 or less, such as how many logits to keep: no bucket would
+    hold them, and all other sizes of a call would be exact."""
+    numbers = [node.meta.get("val") for node in placeholders(plan.graph_module)]
+    given = [one for one in numbers if isinstance(one, torch.SymInt) and hint_int(one) < 1]
+    return {one.node.expr for one in given if one.node.expr.is_Symbol}
 
 
 def _shared_outputs(plan: Plan, layouts: Mapping[fx.Node, Layout]) -> str:

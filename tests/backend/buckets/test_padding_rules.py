@@ -306,6 +306,21 @@ def test_what_is_exact_reads_what_is_padded(name: str) -> None:
     assert not all(text.startswith("exact") for text in paddings(compare(*CUT[name], LENGTHS)))
 
 
+def test_a_number_that_is_zero_leaves_sizes_their_buckets() -> None:
+    """As `logits_to_keep` of transformers, of which 0 keeps all."""
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor, kept: int) -> torch.Tensor:
+        return F.linear(log_rows(x)[:, slice(-kept, None)], WEIGHT)
+
+    compiled = torch.compile(function, backend="trnx", dynamic=True, options={"select": "legal"})
+    with trnx.collect_reports() as reports, torch.no_grad():
+        for length in LENGTHS:
+            x = batched(length)[0]
+            torch.testing.assert_close(compiled(x, 0), function(x, 0), rtol=1e-4, atol=1e-5)
+    assert [report.shapes for report in reports] == [4]
+
+
 def test_the_reference_runner_has_the_same_buckets() -> None:
     reports = compare(*PADDED["bool_mask"], LENGTHS, runner="reference")
     assert [report.shapes for report in reports] == [4]
