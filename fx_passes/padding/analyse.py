@@ -101,7 +101,7 @@ def analyse_padding(plan: Plan) -> PaddedPlan:
         if symbol not in ties
     }
     kept = {symbol: _why_exact(one) for symbol, one in alone.items() if not _is_worth_it(one)}
-    kept |= {symbol: "it was no size at capture" for symbol in _no_sizes(plan)}
+    kept |= dict.fromkeys(_no_sizes(plan), "it was no size at capture")
     symbols = frozenset(alone.keys() - kept.keys())
     analysis = _analysed(plan, PaddedSymbols(symbols, ties))
     if shared := _shared_outputs(plan, analysis.layouts):
