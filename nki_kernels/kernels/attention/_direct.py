@@ -262,7 +262,8 @@ def combine(
 
 def columns_of(blocks: int, pairs: int) -> int:
     """Columns of the scores of a piece."""
-    return pairs * PAIR_COLUMNS + blocks * nl.tile_size.pmax
+    pmax: int = nl.tile_size.pmax
+    return pairs * PAIR_COLUMNS + blocks * pmax
 
 
 def _finish(group: DirectGroup, outputs: DirectOutputs) -> None:
