@@ -8,7 +8,8 @@ one more column of the values. The sums tell whether a row was in that range (`f
 values must not be so large that such sums overflow (`flag_values`).
 
 Scores fill several PSUM banks in turn, and ScalarE takes them all in one instruction, of whichever
-blocks and groups they are.
+blocks and groups they are. Heads so narrow that it is what all wait for leave it less to do where
+attention is causal: `_direct_diagonal`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels.attention._direct_diagonal import (
+    PAIR_COLUMNS,
+    combine_pair,
+    hide_block,
+    hide_pairs,
+    raise_values,
+    score_pair,
+)
 from trnx.nki_kernels.kernels.attention._long import together
 
 # Added to all scaled scores: -24 log(2). Sums of weights from 2^-60 to 2^60 are those of rows whose
@@ -29,18 +38,17 @@ _MOST_SUM = 2.0**60
 _MOST_VALUE = 2.0**60
 # Added to the scores of hidden keys.
 _HIDDEN = -3.0e38
-# Products of 128 columns, at half rate: as long as DMA takes for the first keys and queries.
-_WARM_UP = 22
 
 
 class DirectProblem(NamedTuple):
-    """What the kernel computes, of heads in `cuts` pieces. `bias[128, 1]` is the shift. The product
-    of `identity` and `hidden`, `[128, 128]` in bfloat16, hides keys (rows) after the query where
-    attention is causal."""
+    """What the kernel computes, of heads in `cuts` pieces. `bias[128, 1]` is the shift. Where
+    attention is causal, blocks on the diagonal are in `pairs`, or else the product of `identity`
+    and `hidden`, `[128, 128]` in bfloat16, hides keys (rows) after the query."""
 
     causal: bool
     scale: float
     cuts: int
+    pairs: bool
     bias: nl.NkiTensor
     identity: nl.NkiTensor | None
     hidden: nl.NkiTensor | None
@@ -56,7 +64,8 @@ class DirectHead(NamedTuple):
 class DirectGroup(NamedTuple):
     """Queries `[d / cuts, cuts, blocks * 128]` from block `first` of a head on; `row`: its first
     block among those of all heads. `products`: of weights and values, `[128, banks,
-    columns]`, Dv + 1 columns for each of the blocks that share a bank; once there are any."""
+    columns]`, Dv + 1 columns for each of the blocks that share a bank; `raised`: what
+    `raise_values` gives; once there are any."""
 
     batch: int
     head: int
@@ -66,17 +75,21 @@ class DirectGroup(NamedTuple):
     source: DirectHead
     queries: nl.NkiTensor
     products: list[nl.NkiTensor]
+    raised: list[nl.NkiTensor]
 
 
 class Piece(NamedTuple):
     """Scores of block `key` of the keys with blocks `query .. query + blocks` of a group, at
-    `column` of a chunk. `begins`, `ends`: the first and the last of the group."""
+    `column .. end` of a chunk; or of `pairs` of it and those that follow with the same blocks of
+    queries. `begins`, `ends`: the first and the last of the group."""
 
     group: int
     key: int
     query: int
     blocks: int
+    pairs: int
     column: int
+    end: int
     begins: bool
     ends: bool
 
@@ -90,17 +103,17 @@ class DirectOutputs(NamedTuple):
     good: nl.NkiTensor
 
 
-def direct_problem(causal: bool, scale: float, width: int) -> DirectProblem:
+def direct_problem(causal: bool, scale: float, width: int, pairs: bool) -> DirectProblem:
     """The constant tiles, for heads of this width."""
     pmax = nl.tile_size.pmax
     bias = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=bias, value=SHIFT)
     identity = None
     hidden = None
-    if causal:
+    if causal and not pairs:
         identity = _triangle(1.0, 0.0, nl.equal)
         hidden = _triangle(_HIDDEN, 0.0, nl.greater)
-    return DirectProblem(causal, scale, (width + pmax - 1) // pmax, bias, identity, hidden)
+    return DirectProblem(causal, scale, (width + pmax - 1) // pmax, pairs, bias, identity, hidden)
 
 
 def _triangle(inside: float, outside: float, compare: object) -> nl.NkiTensor:
@@ -121,14 +134,20 @@ def _triangle(inside: float, outside: float, compare: object) -> nl.NkiTensor:
     return tile
 
 
-def warm_up() -> None:
-    """Keep TensorE busy while the first operands are on their way: it works at half rate for the
-    first 3 us (SDK tools/neuron-explorer/overview-summary-page.rst)."""
+def warm_operand() -> nl.NkiTensor:
+    """For `warm_up`, `[128, 128]`."""
     pmax = nl.tile_size.pmax
     operand = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=operand, value=1.0)
+    return operand
+
+
+def warm_up(operand: nl.NkiTensor, count: int) -> None:
+    """Keep TensorE busy with so many products: it works at half rate for the first 3 us (SDK
+    tools/neuron-explorer/overview-summary-page.rst)."""
+    pmax = nl.tile_size.pmax
     unused = nl.ndarray((pmax, pmax), dtype=nl.float32, buffer=nl.psum)
-    for _ in range(_WARM_UP):
+    for _ in range(count):
         nisa.nc_matmul(dst=unused, stationary=operand, moving=operand)
 
 
@@ -136,21 +155,70 @@ def weigh(p: DirectProblem, groups: list[DirectGroup], chunk: list[Piece]) -> nl
     """The weights of a chunk, `[128 keys, columns]`."""
     pmax = nl.tile_size.pmax
     last = chunk[len(chunk) - 1]
-    shape = (pmax, last.column + last.blocks * pmax)
+    shape = (pmax, last.end)
     scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     for piece in chunk:
         group = groups[piece.group]
-        keys = group.source.keys[:, :, piece.key * pmax : (piece.key + 1) * pmax]
-        end = piece.query + piece.blocks
-        queries = group.queries[:, :, piece.query * pmax : end * pmax]
-        part = scores[:, piece.column : piece.column + piece.blocks * pmax]
-        for cut in range(p.cuts):
-            nisa.nc_matmul(dst=part, stationary=keys[:, cut, :], moving=queries[:, cut, :])
-        if p.causal and piece.key == group.first + piece.query:
-            nisa.nc_matmul(dst=part[:, 0:pmax], stationary=p.identity, moving=p.hidden)
+        for pair in range(piece.pairs):
+            _score_pair(group, piece, pair, scores)
+        if piece.pairs == 0:
+            _score(p, group, piece, scores)
     weights = nl.ndarray(shape, dtype=groups[last.group].queries.dtype, buffer=nl.sbuf)
     nisa.activation(dst=weights, op=nl.exp, data=scores, scale=p.scale, bias=p.bias)
+    for piece in chunk:
+        group = groups[piece.group]
+        if piece.pairs > 0:
+            hide_pairs(weights[:, piece.column : piece.end], piece.pairs)
+        elif p.pairs and _is_diagonal(group, piece):
+            hide_block(weights[:, piece.column : piece.column + pmax])
     return weights
+
+
+def raise_chunk(groups: list[DirectGroup], chunk: list[Piece]) -> None:
+    """`raise_values` of the groups that begin with the pairs of a chunk."""
+    for piece in chunk:
+        if piece.pairs > 0 and piece.begins:
+            group = groups[piece.group]
+            values = group.source.values
+            group.raised.append(raise_values(values, group.first, group.blocks))
+
+
+def _is_diagonal(group: DirectGroup, piece: Piece) -> bool:
+    """Whether the first block of queries is that of the keys."""
+    return piece.key == group.first + piece.query
+
+
+def _score_pair(group: DirectGroup, piece: Piece, pair: int, scores: nl.NkiTensor) -> None:
+    """Scores of one pair of a piece."""
+    pmax = nl.tile_size.pmax
+    start = (piece.query + 2 * pair) * pmax
+    first = group.first * pmax + start
+    column = piece.column + pair * PAIR_COLUMNS
+    score_pair(
+        scores[:, column : column + PAIR_COLUMNS],
+        group.source.keys[:, 0, first : first + 2 * pmax],
+        group.queries[:, 0, start : start + 2 * pmax],
+    )
+
+
+def _score(p: DirectProblem, group: DirectGroup, piece: Piece, scores: nl.NkiTensor) -> None:
+    """Scores of a piece that is no pair, in each bank that it reaches."""
+    pmax = nl.tile_size.pmax
+    bank = nl.tile_size.psum_bank_fmax
+    keys = group.source.keys[:, :, piece.key * pmax : (piece.key + 1) * pmax]
+    column = piece.column
+    while column < piece.end:
+        end = min(piece.end, (column // bank + 1) * bank)
+        start = piece.query * pmax + column - piece.column
+        queries = group.queries[:, :, start : start + end - column]
+        for cut in range(p.cuts):
+            nisa.nc_matmul(
+                dst=scores[:, column:end], stationary=keys[:, cut, :], moving=queries[:, cut, :]
+            )
+        if column == piece.column and p.identity is not None and _is_diagonal(group, piece):
+            part = scores[:, column : column + pmax]
+            nisa.nc_matmul(dst=part, stationary=p.identity, moving=p.hidden)
+        column = end
 
 
 def combine(
@@ -168,6 +236,17 @@ def combine(
             shape = (pmax, banks, bank if banks > 1 else shared * width)
             group.products.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
         products = group.products[0]
+        for number in range(2 * piece.pairs):
+            query = piece.query + number
+            start = query % shared * width
+            column = piece.column + number // 2 * PAIR_COLUMNS
+            combine_pair(
+                products[:, query // shared, start : start + width],
+                weights[:, column : column + PAIR_COLUMNS],
+                number % 2,
+                group.source.values[:, piece.key + number, :],
+                group.raised[0][:, query // 2, :],
+            )
         for number in range(piece.blocks):
             query = piece.query + number
             start = query % shared * width
@@ -179,6 +258,12 @@ def combine(
             )
         if piece.ends:
             _finish(group, outputs)
+
+
+def columns_of(blocks: int, pairs: int) -> int:
+    """Columns of the scores of a piece."""
+    pmax: int = nl.tile_size.pmax
+    return pairs * PAIR_COLUMNS + blocks * pmax
 
 
 def _finish(group: DirectGroup, outputs: DirectOutputs) -> None:

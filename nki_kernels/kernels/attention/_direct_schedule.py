@@ -16,13 +16,17 @@ from trnx.nki_kernels.kernels.attention._direct import (
     DirectOutputs,
     DirectProblem,
     Piece,
+    columns_of,
     combine,
     direct_problem,
     flag_sums,
     flag_values,
+    raise_chunk,
+    warm_operand,
     warm_up,
     weigh,
 )
+from trnx.nki_kernels.kernels.attention._direct_diagonal import is_paired
 from trnx.nki_kernels.kernels.attention._heads import store_late
 from trnx.nki_kernels.kernels.attention._long import GROUP, LongOutputs, long_problem, together
 from trnx.nki_kernels.kernels.attention._long_keys import load_turned, room_for_values
@@ -35,11 +39,17 @@ from trnx.nki_kernels.kernels.attention._long_schedule import (
 )
 
 # Chunks from the one that is weighed to the one that meets its values: TensorE has those to do
-# while ScalarE still takes the scores of its banks.
+# while ScalarE still takes the scores of its banks. One more where GpSimd hides keys in between.
 _LAG = 3
+_LAG_OF_PAIRS = 4
 # Chunks before its first one that a group is loaded.
 _AHEAD = 4
 _BANKS = 8  # of PSUM
+# Products of 128 columns, at half rate: as long as DMA takes for the first keys and queries.
+_WARM_UP = 22
+# And while ScalarE takes the first scores: products of 64 features keep the rate as it is, as they
+# work on half of the rows.
+_WARM_UP_MORE = 6
 # Elements of values in a partition that VectorE flags between two results.
 _FLAGGED = 1040
 
@@ -52,23 +62,38 @@ class Unflagged(NamedTuple):
     turn: int
 
 
-def _keys_of(p: DirectProblem, place: Place) -> list[tuple[int, int]]:
-    """The blocks of keys that a group meets, with the first of its blocks of queries that sees
-    them. One on the diagonal, which are more work for TensorE, is between two that are not."""
-    keys: list[tuple[int, int]] = []
+class Step(NamedTuple):
+    """A block of keys and the `blocks` from `query` on of a group that see it, or `pairs` of blocks
+    on the diagonal."""
+
+    key: int
+    query: int
+    blocks: int
+    pairs: int
+
+
+def _steps_of(p: DirectProblem, place: Place) -> list[Step]:
+    """All that a group meets. A block on the diagonal, which are more work for TensorE where it
+    hides keys, is between two that are not; pairs come first, for GpSimd to hide keys in time."""
+    steps: list[Step] = []
     first = place.first if p.causal else place.seen
-    for key in range(max(min(first, place.seen), place.seen - first)):
-        if first + key < place.seen:
-            keys.append((first + key, key))
+    own = max(0, min(place.blocks, place.seen - first))
+    paired = own // 2 * 2 if p.pairs else 0
+    if paired > 0:
+        steps.append(Step(first, 0, 0, paired // 2))
+    for key in range(max(min(first, place.seen), own)):
+        if key < own:
+            query = key + 1 if key < paired else key
+            if query < place.blocks:
+                steps.append(Step(first + key, query, place.blocks - query, 0))
         if key < min(first, place.seen):
-            keys.append((key, 0))
-    return keys
+            steps.append(Step(key, 0, place.blocks, 0))
+    return steps
 
 
 def chunks_of(p: DirectProblem, places: list[Place], width: int) -> list[list[Piece]]:
     """All pieces in order, in chunks two of which fill the banks that the products leave; the first
     ones are small, for ScalarE to begin soon."""
-    pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
     products = (GROUP + together(width) - 1) // together(width)
     if 2 * products <= _BANKS // 2:
@@ -79,24 +104,36 @@ def chunks_of(p: DirectProblem, places: list[Place], width: int) -> list[list[Pi
     column = 0
     limit = bank
     for number in range(len(places)):
-        place = places[number]
-        keys = _keys_of(p, place)
-        for at in range(len(keys)):
-            query = keys[at][1]
-            while query < place.blocks:
-                count = min(place.blocks - query, (bank - column % bank) // pmax)
-                begins = at == 0 and query == keys[at][1]
-                ends = at + 1 == len(keys) and query + count == place.blocks
-                chunk.append(Piece(number, keys[at][0], query, count, column, begins, ends))
-                query += count
-                column += count * pmax
-                if column == limit:
+        steps = _steps_of(p, places[number])
+        for at in range(len(steps)):
+            step = steps[at]
+            done = 0
+            while done < step.blocks + step.pairs:
+                if limit - column < columns_of(min(1, step.blocks), min(1, step.pairs)):
                     chunks.append(chunk)
                     chunk = []
                     column = 0
                     limit = min(most, limit + (bank if len(chunks) % 2 == 0 else 0))
-    if len(chunk) > 0:
-        chunks.append(chunk)
+                room = limit - column
+                count = min(step.blocks - done, room // columns_of(1, 0))
+                pairs = min(step.pairs - done, room // columns_of(0, 1))
+                start = 2 * done if step.pairs > 0 else done
+                done += max(count, pairs)
+                chunk.append(
+                    Piece(
+                        group=number,
+                        key=step.key + (start if step.pairs > 0 else 0),
+                        query=step.query + start,
+                        blocks=max(0, count),
+                        pairs=max(0, pairs),
+                        column=column,
+                        end=column + columns_of(max(0, count), max(0, pairs)),
+                        begins=at == 0 and start == 0,
+                        ends=at + 1 == len(steps) and done == step.blocks + step.pairs,
+                    )
+                )
+                column = chunk[len(chunk) - 1].end
+    chunks.append(chunk)
     return chunks
 
 
@@ -115,19 +152,19 @@ def attend_directly(
     places = own_places(places_of(causal, 0, scale, q, k), cores)
     if len(places) == 0:
         return
-    warm_up()
+    operand = warm_operand()
+    warm_up(operand, _WARM_UP)
     load_table(nl.exp)
-    p = direct_problem(causal, scale, q.shape[3])
+    pairs = causal and is_paired(q.shape[3], k.shape[2], v.shape[3])
+    p = direct_problem(causal, scale, q.shape[3], pairs)
     blocks = lse.shape[0]
     inverses = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
     parts = k.shape[0] * k.shape[1] * _parts_of(v)
     good = nl.ndarray((pmax, blocks + parts), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=good, value=1.0, engine=nisa.engine.gpsimd)
     outputs = DirectOutputs(out, inverses, good)
-    ones = nl.ndarray((pmax, 1), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
-    _attend(p, tensors, places, outputs, lse)
-    repairs = _repairs(good, ones)
+    _attend(p, tensors, places, outputs, lse, operand)
+    repairs = _repairs(good, operand[:, 0:1])
     for _ in nl.dynamic_range(repairs):
         negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
         exact = long_problem(causal, 0, False, scale, q.shape[3])
@@ -140,6 +177,7 @@ def _attend(
     places: list[Place],
     outputs: DirectOutputs,
     lse: nl.NkiTensor,
+    operand: nl.NkiTensor,
 ) -> None:
     """All groups of `places`, once."""
     chunks = chunks_of(p, places, tensors[2].shape[3] + 1)
@@ -147,7 +185,8 @@ def _attend(
     weights: list[nl.NkiTensor] = []
     unflagged: list[Unflagged] = []
     heads = 0
-    for turn in range(len(chunks) + _LAG):
+    lag = _LAG_OF_PAIRS if p.pairs else _LAG
+    for turn in range(len(chunks) + lag):
         ahead = chunks[min(turn + _AHEAD, len(chunks) - 1)]
         while len(groups) <= ahead[len(ahead) - 1].group:
             if _load(p, tensors, groups, places[len(groups)]):
@@ -157,19 +196,23 @@ def _attend(
                 heads += 1
         if len(unflagged) > 0 and (unflagged[0].turn <= turn or turn >= len(chunks)):
             _flag(unflagged.pop(0), outputs)
-        if turn >= _LAG:
-            combine(groups, chunks[turn - _LAG], weights.pop(0), outputs)
+        if turn > 0 and turn <= len(chunks):
+            raise_chunk(groups, chunks[turn - 1])
+        if turn >= lag:
+            combine(groups, chunks[turn - lag], weights.pop(0), outputs)
         if turn < len(chunks):
             weights.append(weigh(p, groups, chunks[turn]))
+            if turn == 0 and p.pairs:
+                warm_up(operand, _WARM_UP_MORE)
         if turn + 1 == len(chunks):
-            load_table(nl.log, outputs.good[0:1, 0:1])
+            load_table(nl.log, operand[0:1, 0:1])
     for one in unflagged:
         _flag(one, outputs)
     start, end = rows_of(places, tensors[0])
-    flag_sums(outputs.inverses[:, start:end], outputs.good[:, start:end])
     last = groups[len(groups) - 1].row
-    _store_logs(outputs, lse, start, last)
+    flag_sums(outputs.inverses[:, start:end], outputs.good[:, start:end])
     _store_last_logs(outputs, lse, last, end)
+    _store_logs(outputs, lse, start, last)
 
 
 def _load(
@@ -197,7 +240,9 @@ def _load(
         source = DirectHead(keys, _load_values(v[place.batch, head]))
     row = (place.batch * q.shape[1] + place.head) * (q.shape[2] // pmax) + place.first
     groups.append(
-        DirectGroup(place.batch, place.head, place.first, place.blocks, row, source, queries, [])
+        DirectGroup(
+            place.batch, place.head, place.first, place.blocks, row, source, queries, [], []
+        )
     )
     return is_new
 
@@ -270,16 +315,20 @@ def _repairs(good: nl.NkiTensor, ones: nl.NkiTensor) -> object:
     bank = nl.tile_size.psum_bank_fmax
     columns = good.shape[1]
     parts = (columns + bank - 1) // bank
-    least = nl.ndarray((1, parts), dtype=nl.float32, buffer=nl.sbuf)
+    flags = nl.ndarray((1, parts), dtype=nl.int32, buffer=nl.sbuf)
     for part in range(parts):
         some = good[:, part * bank : min(columns, (part + 1) * bank)]
         counts = nl.ndarray((1, some.shape[1]), dtype=nl.float32, buffer=nl.psum)
         nisa.nc_matmul(dst=counts, stationary=ones, moving=some)
-        nisa.tensor_reduce(dst=least[:, part : part + 1], op=nl.minimum, data=counts, axis=1)
+        less = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar_reduce(
+            dst=less, data=counts, op0=nl.less, operand0=float(nl.tile_size.pmax),
+            reduce_op=nl.maximum, reduce_res=flags[:, part : part + 1],
+        )  # fmt: skip
+    flag = flags[:, 0:1]
     if parts > 1:
-        nisa.tensor_reduce(dst=least[:, 0:1], op=nl.minimum, data=least, axis=1)
-    flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=flag, data=least[:, 0:1], op0=nl.less, operand0=float(nl.tile_size.pmax))
+        flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=flag, op=nl.maximum, data=flags, axis=1)
     register = nisa.register_alloc()
     nisa.register_load(register, flag)
     return register

@@ -158,6 +158,62 @@ def test_cores_repair_what_they_own(forward: Any, cores: int, width: int) -> Non
     torch.testing.assert_close(lse, logs, rtol=2e-5, atol=4e-3)
 
 
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize(
+    ("length", "depth"), [(640, 640), (768, 896), (896, 768), (1152, 640), (1408, 1408)]
+)
+def test_pairs_of_blocks_on_the_diagonal(
+    forward: Any, length: int, depth: int, cores: int, target: str
+) -> None:
+    """Groups of one to four blocks, with keys for some of them."""
+    values = inputs(length, depth, 64)
+    tensors = (values["q"], values["k"], values["v"])
+    run = simulator.simulate(forward.launched(values).kernel, target=target, grid=cores)
+    results = run(*tensors, True, values["scale"], cores)
+    assert_right(forward, values, results)
+    assert not is_repaired(forward, values, results)
+
+
+def test_pairs_of_few_heads_of_keys_and_narrow_values(forward: Any) -> None:
+    values = inputs(640, 640, 64, heads=4)
+    values["k"], values["v"] = values["k"][:, :2], values["v"][:, :2, :, :24]
+    results = forward.run(values)
+    assert_right(forward, values, results)
+    assert not is_repaired(forward, values, results)
+
+
+@pytest.mark.parametrize("query", [0, 63, 64, 127, 128, 191, 192, 255, 575, 576, 639])
+def test_of_pairs_each_query_sees_its_own_key_and_none_behind(forward: Any, query: int) -> None:
+    """A key of a weight that nothing comes up to, and another behind it, whose weight is inf."""
+    values = inputs(640, 640, 64)
+    values["q"][..., 0] = 1.0
+    values["q"][..., 1:] /= 4
+    values["k"][..., 0] = 0.0
+    values["k"][:, :, query, 0] = 40.0 / values["scale"]
+    results = forward.run(values)
+    assert_right(forward, values, results)
+    assert not is_repaired(forward, values, results)
+    own = values["v"][:, :, query].float()
+    torch.testing.assert_close(results[0][:, :, query].float(), own, rtol=1e-2, atol=1e-2)
+    if query + 1 < 640:
+        # Queries up to this one see the last key not at all.
+        values["k"][:, :, 639] = 1e30
+        values["q"][:, :, query + 1 :] = 0.0
+        results = forward.run(values)
+        assert_right(forward, values, results)
+        assert not is_repaired(forward, values, results)
+
+
+def test_pairs_leave_less_to_scalar_engine(forward: Any) -> None:
+    """Of 36 blocks of scores a head, 8 are on the diagonal, and a quarter of those is left out."""
+    busy = []
+    for width in (32, 64):
+        profile = forward.profile(inputs(1024, 1024, width, heads=4))
+        busy.append(profile.utilisation("scalar") * profile.total_seconds)
+    assert busy[1] < 0.97 * busy[0]
+
+
 def test_a_repair_takes_less_than_the_long_kernel_more(forward: Any) -> None:
     values = inputs(1024, 1024, 64, heads=4)
     program = forward.traced(values)
