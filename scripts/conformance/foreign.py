@@ -5,8 +5,9 @@
 `FOLDER` has checkouts of repositories with NKI kernels, one a sub-folder: aws-neuron-sdk,
 nki-samples, older commits of both. Every Python file that imports NKI and does something is run in
 a scratch copy with the simulator, on trn2 or, where it needs it, trn3; where that fails, in a copy
-of which every file went through `trnx migrate`. With AccelOpt's `NKIBench` in `FOLDER`, its kernels
-and those of kda-for-trainium run too (`nki_bench.py`). What became of a file:
+of which every file went through `trnx migrate`. triton-viz's examples call `stand_ins/` instead of
+its own interpreter. With AccelOpt's `NKIBench` in `FOLDER`, its kernels and those of
+kda-for-trainium run too (`nki_bench.py`). What became of a file:
 
 * as it is, migrated: it ended with status 0. Where the file itself compares values (an assertion,
   `allclose`, a printed comparison), these were right; else it "has no reference";
@@ -47,7 +48,8 @@ from nki_bench import write_cases
 from trnx.migration.migrate import migrate
 from trnx.simulator.errors import TrnxError
 
-_NKI = re.compile(r"^\s*(from|import)\s+(neuronxcc|nki)\b|nki_jit", re.MULTILINE)
+# nkigym is nki-autotune's generator of kernels, whose tests run what it generates.
+_NKI = re.compile(r"^\s*(from|import)\s+(neuronxcc|nki|nkigym)\b|nki_jit", re.MULTILINE)
 _RUNS = re.compile(r"^(if __name__|class \w+\(unittest|def test_|class Test|assert )", re.MULTILINE)
 _TESTS = re.compile(r"^(def test_|class Test)", re.MULTILINE)
 _REFERENCE = re.compile(r"\ballclose\b|\bassert\b|assert_|differ|array_equal")
@@ -60,9 +62,13 @@ _DIFFERS = re.compile(
 )
 _FALSE = re.compile(r"^(?:E\s+)?(AssertionError|AssertionError: .*)$", re.MULTILINE)
 _NEWER = re.compile(r"needs trn3 \(NeuronCore-v4\)")
-_NO_TEST = re.compile(r"^(no tests ran|\d+ deselected)\b", re.MULTILINE)
+_NO_TEST = re.compile(r"^(no tests ran|\d+ deselected|\d+ skipped in)\b", re.MULTILINE)
 _NO_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Unable to allocate")
 _MISSING = re.compile(r"(ModuleNotFoundError|ImportError): (.*)")
+# What nki-autotune's examples must be given: a folder for what they write.
+_CACHE = "--cache"
+# What files call besides NKI to run their kernels: triton-viz's interpreter.
+_STAND_INS = Path(__file__).with_name("stand_ins")
 _PYTEST = "import sys\nimport pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
 # Kernels of files with TestCases may be called test_..., which pytest would take for tests.
 _UNITTEST = """\
@@ -81,7 +87,6 @@ KNOWN: dict[str, str] = {
     "test_nki_isa_dropout.py": "its probabilities go up to 100; NKI 0.1's simulator drops none",
     "test_double_row_matmul.py": "off an instance it fails by a name that it does not import",
     "test_neuron_profile.py": "files that the device's profiler writes are expected",
-    "examples/nki_beta2/": "triton-viz asks NKI's front end for what it has inside (specialize)",
     "bmm_probe_bf16_calib.py": "measures the rate of bfloat16, and says that its values are wrong",
     "rmsnorm_matmul_probe_bf16_calib.py": "the same",
     "prof-kernel.py": "`return` stands within the loop, so that one turn runs",
@@ -130,7 +135,10 @@ def _run_for(
     ):
         options.append(_SIMULATION)
     script = [str(launcher), "--", *options, file.name] if has_cases or tests else [file.name]
-    path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    if _CACHE in text and not (has_cases or tests):
+        script += ["--", _CACHE, str(root / "cache")]
+    folders = [_STAND_INS, root, root / "src", *sorted(root.glob("*/src"))]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     done = simulate_script(
         ["--target", target, *settings, *script], file.parent, {"PYTHONPATH": path}, limits
     )
