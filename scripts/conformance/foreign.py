@@ -13,8 +13,8 @@ kda-for-trainium run too (`nki_bench.py`). What became of a file:
   `allclose`, a printed comparison), these were right; else it "has no reference";
 * spills: the same, but what is live is more than SBUF or PSUM hold, which the simulator was told to
   warn of (`--warn capacity`): NKI's compiler moves the rest to HBM, or gives up;
-* named: it ended with a named error of trnx, or an import that this machine lacks; the message says
-  what to change;
+* named: it ended with a named error of trnx, an import or a program that this machine lacks, or at
+  a line above which `trnx migrate` wrote what to change;
 * no test runs: a file of tests that all are left out by what its repository has as options;
 * no memory, no time: it needs more than `--gigabytes` or `--seconds`;
 * wrong values: its own comparison failed, or printed that values differ;
@@ -45,7 +45,7 @@ from pathlib import Path
 from forks import Limits, simulate_script
 from nki_bench import write_cases
 
-from trnx.migration.migrate import migrate
+from trnx.migration.migrate import MARK, migrate
 from trnx.simulator.errors import TrnxError
 
 # nkigym is nki-autotune's generator of kernels, whose tests run what it generates.
@@ -64,7 +64,11 @@ _FALSE = re.compile(r"^(?:E\s+)?(AssertionError|AssertionError: .*)$", re.MULTIL
 _NEWER = re.compile(r"needs trn3 \(NeuronCore-v4\)")
 _NO_TEST = re.compile(r"^(no tests ran|\d+ deselected|\d+ skipped in)\b", re.MULTILINE)
 _NO_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Unable to allocate")
-_MISSING = re.compile(r"(ModuleNotFoundError|ImportError): (.*)")
+# A module, or a program, that this machine lacks.
+_MISSING = re.compile(
+    r"(ModuleNotFoundError|ImportError): (.*)|FileNotFoundError: .* directory: '\w+'"
+)
+_TRACEBACK = re.compile(r"^(?: *File \"(.+)\", line (\d+),|(\S+\.py):(\d+): in) ", re.MULTILINE)
 # What nki-autotune's examples must be given: a folder for what they write.
 _CACHE = "--cache"
 # What files call besides NKI to run their kernels: triton-viz's interpreter.
@@ -163,7 +167,22 @@ def judged(file: Path, how: str, is_done: bool, output: str) -> tuple[str, str]:
         return "no test runs", "its own options leave all tests out"
     if _FALSE.search(output):
         return "wrong values", "its own assertion failed"
+    if (comment := _comment_at(output, file.parent)) is not None:
+        return "named", comment
     return "failed", (output.strip().splitlines() or ["no output"])[-1][:400]
+
+
+def _comment_at(output: str, folder: Path) -> str | None:
+    """What `trnx migrate` wrote above a statement that the traceback goes through."""
+    for found in _TRACEBACK.finditer(output):
+        path, line = folder / (found[1] or found[3]), int(found[2] or found[4])
+        lines = path.read_text().splitlines() if path.is_file() else []
+        for text in reversed(lines[: line - 1]):
+            if not text.lstrip().startswith("#"):
+                break
+            if MARK in text:
+                return text.strip()[:400]
+    return None
 
 
 def migrated(source: Path, destination: Path) -> None:
