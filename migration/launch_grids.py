@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 from trnx.migration.grid_bodies import Body, GridBodyError, looped
@@ -71,6 +72,7 @@ class _Grids:
             for alias in node.names
         }
         self._made = dict(self._maker(node) for node in nodes if self._is_made(node))
+        self._defined = Counter(node.name for node in nodes if isinstance(node, ast.FunctionDef))
         self._kernels = {
             node.name: kernel
             for node in nodes
@@ -190,6 +192,8 @@ class _Grids:
 
     def _in_loop(self, kernel: _Kernel) -> None:
         """The parameter of a kernel, and what its programs are told of their grid."""
+        if self._defined[kernel.function.name] > 1:
+            raise GridBodyError("more functions have its name")
         variables = _variables(kernel)
         _module(kernel)
         edits = []

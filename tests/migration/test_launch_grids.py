@@ -185,3 +185,11 @@ def test_notes_stand_at_the_lines_of_the_old_file() -> None:
     old = f"{HEAD}{TILES}".replace("    nl.store", f"{line}    nl.store")
     (note,) = migrate(old).notes
     assert note[0] == old[: old.index("nl.atomic_rmw")].count("\n") + 1
+
+
+def test_functions_of_one_name_stay() -> None:
+    """A launch does not say which of them it means."""
+    source = ONE_AXIS.replace("GRID", "x.shape[0] // 8")
+    found = migrate(f"{HEAD}{source}\n\ndef other():\n    def kernel(x):\n        return x\n")
+    assert "more functions have its name" in found.notes[0][1]
+    assert "launch_grid" not in found.new
