@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trnx.migration.calls import Spelling, without
 from trnx.migration.kernels import KernelRewriter
+from trnx.migration.launch_grids import WithoutGrids, without_grids
 from trnx.migration.names import Names
 from trnx.migration.source import DELETED, Source
 from trnx.migration.uses import names_of
@@ -48,13 +49,14 @@ class Migration:
 def migrate(text: str, name: str = "<kernel>") -> Migration:
     """Rewrite what is mechanical. Raises NotPythonError."""
     try:
-        source = Source(text)
+        grids = without_grids(text)
+        source = Source(grids.text)
     except SyntaxError as error:
         raise NotPythonError(f"{name}:{error.lineno}: {error.msg}") from None
     names = Names(source)
     if not names.is_nki:
         return Migration(text, text, ())
-    notes: dict[ast.stmt, list[str]] = {}
+    notes = _notes(source.tree, grids)
     for function in _functions(source.tree):
         if names.is_old or _uses_old(function, names):
             KernelRewriter(source, names, notes).run(function)
@@ -72,8 +74,19 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
         first = source.tree.body[1 if ast.get_docstring(source.tree) else 0]
         before[first] = f"{above}{before.get(first, '')}"
     new = _tidy(source.result(before))
-    listed = sorted((s.lineno, note) for s, found in notes.items() for note in found)
+    listed = sorted((grids.lines[s.lineno - 1], n) for s, found in notes.items() for n in found)
     return Migration(text, new, tuple(listed))
+
+
+def _notes(tree: ast.AST, grids: WithoutGrids) -> dict[ast.stmt, list[str]]:
+    """What is left of launch grids, by the statements of the new tree."""
+    found: dict[ast.stmt, list[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            line = grids.lines[node.lineno - 1]
+            if texts := [text for number, text in grids.notes if number == line]:
+                found[node] = texts
+    return found
 
 
 def _used(source: Source) -> set[str]:
@@ -206,6 +219,20 @@ def _simulated(
     return f"{names.spelt('nki', 'simulate')}({source.render(kernel)}{grid})"
 
 
+def _memory_viewed(node: ast.Call, source: Source) -> str:
+    """The memory of `sbuf.view(dtype=..., shape=...)`, a keyword of NKI 0.2's language, or ""."""
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if not (isinstance(owner, ast.Name) and ast.unparse(node.func) == f"{owner.id}.view"):
+        return ""
+    is_bound = any(
+        isinstance(one, ast.Name) and one.id == owner.id and not isinstance(one.ctx, ast.Load)
+        for one in ast.walk(source.tree)
+    )
+    return (
+        "" if is_bound else {"sbuf": "sbuf", "psum": "psum", "hbm": "shared_hbm"}.get(owner.id, "")
+    )
+
+
 def _changed_call(
     node: ast.Call, source: Source, names: Names, runners: Mapping[str, ast.expr]
 ) -> str:
@@ -224,6 +251,10 @@ def _changed_call(
         source.replace(node, f"{names.spelt('nki', 'simulate')}({source.render(kernel)})")
     elif whole in ("nki.benchmark", "nki.profile", "nki.baremetal"):
         return f"{whole} is gone: decorate with nki.jit; neuron-profile or `trnx profile` measure"
+    elif (memory := _memory_viewed(node, source)) and {"shape", "dtype"} <= set(given):
+        shape, dtype = (source.render(given[name].value) for name in ("shape", "dtype"))
+        made, buffer = names.spelt("nki.language", "ndarray"), names.spelt("nki.language", memory)
+        source.replace(node, f"{made}({shape}, dtype={dtype}, buffer={buffer})")
     elif isa == "dma_copy" and "dst_rmw_op" in given:
         return f"dst_rmw_op is {changed_parameter('dma_copy', 'dst_rmw_op')}"
     elif isa == "dma_copy" and "unique_indices" in given:

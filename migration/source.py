@@ -5,7 +5,7 @@ formatting and comments.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # Stands for a statement that goes; `migrate` takes its line away.
 DELETED = "\0"
@@ -84,12 +84,17 @@ class Source:
         """The new file; `statements` has the lines that come before some statements."""
         edits = list(self._within(self.tree))
         edits += [(start, start, lines) for start, lines in self._before(statements)]
-        pieces, at = [], 0
-        for start, end, text in sorted(edits, key=lambda edit: edit[:2]):
-            pieces += [self.text[at:start], text]
-            at = end
-        return "".join([*pieces, self.text[at:]])
+        return edited(self.text, edits)
 
     def _before(self, statements: dict[ast.stmt, str]) -> Iterator[tuple[int, str]]:
         for statement, lines in statements.items():
             yield self.line_start(statement), lines
+
+
+def edited(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """A text with parts of it, from a character to one behind, replaced."""
+    pieces, at = [], 0
+    for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
+        pieces += [text[at:start], new]
+        at = end
+    return "".join([*pieces, text[at:]])

@@ -18,6 +18,7 @@ from trnx.simulator import Program, TensorSpec, load_module, trace
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.costs.cost import COUNT, TENSOR
 from trnx.simulator.hardware import hardware
+from trnx.simulator.timing.compiler import EVERY, Pass
 from trnx.simulator.timing.scheduler import schedule
 
 _FILES = (
@@ -56,8 +57,15 @@ def program(point: HeldOut) -> Program:
     return trace(_kernel(point.kernel), arguments, target=point.target, grid=point.grid)
 
 
-def predict(point: HeldOut, without: Without | None = None) -> float:
-    """Predicted ns; `without` replaces what the point's family set."""
+def predict(
+    point: HeldOut,
+    without: Without | None = None,
+    traced: Program | None = None,
+    passes: frozenset[Pass] = EVERY,
+) -> float:
+    """Predicted ns; `without` replaces what the point's family set, `traced` is its Program where
+    it is there already.
+    """
     chip = hardware(point.target)
     constants = timing(chip)
     if point.is_static:
@@ -65,7 +73,8 @@ def predict(point: HeldOut, without: Without | None = None) -> float:
     if without is not None:
         chip = dataclasses.replace(chip, **without.hardware)
         constants = dataclasses.replace(constants, **without.constants)
-    result = schedule(program(point).rows, chip, constants=constants)
+    rows = (traced or program(point)).rows
+    result = schedule(rows, chip, constants=constants, passes=passes)
     if point.quantity == "tensor":
         busy = result.busy_ps
         return max(busy.get(core * COUNT + TENSOR, 0) for core in result.cores) / 1000

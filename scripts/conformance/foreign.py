@@ -5,15 +5,16 @@
 `FOLDER` has checkouts of repositories with NKI kernels, one a sub-folder: aws-neuron-sdk,
 nki-samples, older commits of both. Every Python file that imports NKI and does something is run in
 a scratch copy with the simulator, on trn2 or, where it needs it, trn3; where that fails, in a copy
-of which every file went through `trnx migrate`. With AccelOpt's `NKIBench` in `FOLDER`, its kernels
-and those of kda-for-trainium run too (`nki_bench.py`). What became of a file:
+of which every file went through `trnx migrate`. triton-viz's examples call `stand_ins/` instead of
+its own interpreter. With AccelOpt's `NKIBench` in `FOLDER`, its kernels and those of
+kda-for-trainium run too (`nki_bench.py`). What became of a file:
 
 * as it is, migrated: it ended with status 0. Where the file itself compares values (an assertion,
   `allclose`, a printed comparison), these were right; else it "has no reference";
 * spills: the same, but what is live is more than SBUF or PSUM hold, which the simulator was told to
   warn of (`--warn capacity`): NKI's compiler moves the rest to HBM, or gives up;
-* named: it ended with a named error of trnx, or an import that this machine lacks; the message says
-  what to change;
+* named: it ended with a named error of trnx, an import or a program that this machine lacks, or at
+  a line above which `trnx migrate` wrote what to change;
 * no test runs: a file of tests that all are left out by what its repository has as options;
 * no memory, no time: it needs more than `--gigabytes` or `--seconds`;
 * wrong values: its own comparison failed, or printed that values differ;
@@ -44,10 +45,11 @@ from pathlib import Path
 from forks import Limits, simulate_script
 from nki_bench import write_cases
 
-from trnx.migration.migrate import migrate
+from trnx.migration.migrate import MARK, migrate
 from trnx.simulator.errors import TrnxError
 
-_NKI = re.compile(r"^\s*(from|import)\s+(neuronxcc|nki)\b|nki_jit", re.MULTILINE)
+# nkigym is nki-autotune's generator of kernels, whose tests run what it generates.
+_NKI = re.compile(r"^\s*(from|import)\s+(neuronxcc|nki|nkigym)\b|nki_jit", re.MULTILINE)
 _RUNS = re.compile(r"^(if __name__|class \w+\(unittest|def test_|class Test|assert )", re.MULTILINE)
 _TESTS = re.compile(r"^(def test_|class Test)", re.MULTILINE)
 _REFERENCE = re.compile(r"\ballclose\b|\bassert\b|assert_|differ|array_equal")
@@ -60,9 +62,17 @@ _DIFFERS = re.compile(
 )
 _FALSE = re.compile(r"^(?:E\s+)?(AssertionError|AssertionError: .*)$", re.MULTILINE)
 _NEWER = re.compile(r"needs trn3 \(NeuronCore-v4\)")
-_NO_TEST = re.compile(r"^(no tests ran|\d+ deselected)\b", re.MULTILINE)
+_NO_TEST = re.compile(r"^(no tests ran|\d+ deselected|\d+ skipped in)\b", re.MULTILINE)
 _NO_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Unable to allocate")
-_MISSING = re.compile(r"(ModuleNotFoundError|ImportError): (.*)")
+# A module, or a program, that this machine lacks.
+_MISSING = re.compile(
+    r"(ModuleNotFoundError|ImportError): (.*)|FileNotFoundError: .* directory: '\w+'"
+)
+_TRACEBACK = re.compile(r"^(?: *File \"(.+)\", line (\d+),|(\S+\.py):(\d+): in) ", re.MULTILINE)
+# What nki-autotune's examples must be given: a folder for what they write.
+_CACHE = "--cache"
+# What files call besides NKI to run their kernels: triton-viz's interpreter.
+_STAND_INS = Path(__file__).with_name("stand_ins")
 _PYTEST = "import sys\nimport pytest\nsys.exit(pytest.main(sys.argv[1:]))\n"
 # Kernels of files with TestCases may be called test_..., which pytest would take for tests.
 _UNITTEST = """\
@@ -81,7 +91,6 @@ KNOWN: dict[str, str] = {
     "test_nki_isa_dropout.py": "its probabilities go up to 100; NKI 0.1's simulator drops none",
     "test_double_row_matmul.py": "off an instance it fails by a name that it does not import",
     "test_neuron_profile.py": "files that the device's profiler writes are expected",
-    "examples/nki_beta2/": "triton-viz asks NKI's front end for what it has inside (specialize)",
     "bmm_probe_bf16_calib.py": "measures the rate of bfloat16, and says that its values are wrong",
     "rmsnorm_matmul_probe_bf16_calib.py": "the same",
     "prof-kernel.py": "`return` stands within the loop, so that one turn runs",
@@ -130,7 +139,10 @@ def _run_for(
     ):
         options.append(_SIMULATION)
     script = [str(launcher), "--", *options, file.name] if has_cases or tests else [file.name]
-    path = os.pathsep.join([str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    if _CACHE in text and not (has_cases or tests):
+        script += ["--", _CACHE, str(root / "cache")]
+    folders = [_STAND_INS, root, root / "src", *sorted(root.glob("*/src"))]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
     done = simulate_script(
         ["--target", target, *settings, *script], file.parent, {"PYTHONPATH": path}, limits
     )
@@ -155,7 +167,22 @@ def judged(file: Path, how: str, is_done: bool, output: str) -> tuple[str, str]:
         return "no test runs", "its own options leave all tests out"
     if _FALSE.search(output):
         return "wrong values", "its own assertion failed"
+    if (comment := _comment_at(output, file.parent)) is not None:
+        return "named", comment
     return "failed", (output.strip().splitlines() or ["no output"])[-1][:400]
+
+
+def _comment_at(output: str, folder: Path) -> str | None:
+    """What `trnx migrate` wrote above a statement that the traceback goes through."""
+    for found in _TRACEBACK.finditer(output):
+        path, line = folder / (found[1] or found[3]), int(found[2] or found[4])
+        lines = path.read_text().splitlines() if path.is_file() else []
+        for text in reversed(lines[: line - 1]):
+            if not text.lstrip().startswith("#"):
+                break
+            if MARK in text:
+                return text.strip()[:400]
+    return None
 
 
 def migrated(source: Path, destination: Path) -> None:

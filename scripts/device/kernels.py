@@ -131,6 +131,48 @@ def turns(x, count, is_anew):
 
 
 @nki.jit
+def sums(x, y, count, is_cleared):
+    """`count` products of x [128, 128] and y [128, columns] into one tile of PSUM, each copied out;
+    a cleared one is set to 0 in front of its product, which needs no zeros.
+    """
+    out = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
+    stationary = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    moving = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.sbuf)
+    result = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.sbuf)
+    total = nl.ndarray(y.shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.dma_copy(dst=stationary, src=x)
+    nisa.dma_copy(dst=moving, src=y)
+    for _ in range(count):
+        if is_cleared:
+            nisa.memset(dst=total, value=0.0)
+        nisa.nc_matmul(dst=total, stationary=stationary, moving=moving, accumulate=False)
+        nisa.tensor_copy(dst=result, src=total, engine=nisa.vector_engine)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+@nki.jit
+def assigned(x, count, is_made):
+    """`count` times exp of x [128, columns] for eight tiles in turns: made by nl.exp and assigned,
+    or written into the tile.
+    """
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    source = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=source, src=x)
+    tiles = []
+    for _ in range(8):
+        tiles.append(nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf))
+    for i in range(count):
+        tile = tiles[i % 8]
+        if is_made:
+            tile[...] = nl.exp(source)
+        else:
+            nisa.activation(dst=tile, op=nl.exp, data=source)
+    nisa.dma_copy(dst=out, src=tiles[0])
+    return out
+
+
+@nki.jit
 def both(x, kind, count):
     """On two cores, each with half of x [256, columns]: `count` loads, exchanges or barriers."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)

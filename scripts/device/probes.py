@@ -69,6 +69,24 @@ def _turns(is_anew: bool) -> Probe:
     return Probe(name, "turns", (("float32", (128, 512)),), (), 32, (is_anew,), tells)
 
 
+def _sums(is_cleared: bool) -> Probe:
+    how = "cleared in front" if is_cleared else "not cleared"
+    tensors = (("bfloat16", (128, 128)), ("bfloat16", (128, 512)))
+    tells = "values that nothing reads"
+    return Probe(
+        f"product and copy out of one bank, {how}", "sums", tensors, (), 128, (is_cleared,), tells
+    )
+
+
+def _assigned(is_made: bool) -> Probe:
+    how = "made and assigned" if is_made else "written in place"
+    tensors = (("float32", (128, 512)),)
+    return Probe(
+        f"exp, float32 128 x 512, {how}", "assigned", tensors, (), 128, (is_made,),
+        "copies of results",
+    )  # fmt: skip
+
+
 def _strided(step: int) -> Probe:
     name = f"copy of every {step}. column, float32 128 x 1024"
     tensors = (("float32", (128, 1024)),)
@@ -101,6 +119,8 @@ PROBES = (
         "out_of_psum", (("bfloat16", (128, 512)),), (), 128, (), "half precision out of PSUM",
     ),
     *(_turns(is_anew) for is_anew in (True, False)),
+    *(_sums(is_cleared) for is_cleared in (True, False)),
+    *(_assigned(is_made) for is_made in (True, False)),
     *(_product("bfloat16", columns, moving, "matmul_min_columns, weights_cycles")
       for columns, moving in ((128, 512), (128, 64), (96, 16))),
     *(_product("float32", 128, moving, "weights_fp32_cycles") for moving in (512, 64)),

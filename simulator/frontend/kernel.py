@@ -43,6 +43,11 @@ class Kernel:
             return self.function(*args, **kwargs)
         return launch(self, *args, **kwargs)
 
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The function under the decorator, by the name that AWS's kernels have for it."""
+        return self.function
+
     def __repr__(self) -> str:
         return f"<kernel {self.function.__qualname__}>"
 

@@ -247,8 +247,8 @@ def _check_grid(
     allowed = " or ".join(map(str, target.lnc))
     message = (
         f"the kernel is launched with {list(sizes)}; {target.target} takes one number, {allowed}. "
-        f"NKI 0.1 launched a program for each tile: loop over the tiles in the kernel ({GUIDE}"
-        "#nki-migrate-0-4-to-0-5)"
+        "NKI 0.1 launched a program for each tile: loop over the tiles in the kernel (`trnx "
+        f"migrate FILE` writes such loops; {GUIDE}#nki-migrate-0-4-to-0-5)"
     )
     findings.report(LaunchError("launch-grid", message, defined_at(function)))
 

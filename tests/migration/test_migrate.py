@@ -96,6 +96,10 @@ def test_what_is_left_to_the_author_is_commented(line: str, advice: str) -> None
          "nisa.nc_matmul(c, a, b, perf_mode=nisa.matmul_perf_mode.double_row)\n"),
         ("a = nl.ndarray((2, 3), nl.int8, buffer='psum')\n",
          "a = nl.ndarray((2, 3), nl.int8, buffer=nl.psum)\n"),
+        ("a = sbuf.view(dtype=nl.int8, shape=x.shape)\nb = x.view(dtype=nl.int8, shape=y)\n",
+         "a = nl.ndarray(x.shape, dtype=nl.int8, buffer=nl.sbuf)\n"
+         "b = x.view(dtype=nl.int8, shape=y)\n"),
+        ("hbm = a\na = hbm.view(dtype=nl.int8, shape=(1, 2))\n",) * 2,
         ("nisa.register_move(r, imm=42)\n",
          "nisa.register_move(r, src=nisa.register_alloc(42))\n"),
     ],

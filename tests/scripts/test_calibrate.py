@@ -95,6 +95,35 @@ def test_families_are_held_against_bars(monkeypatch: pytest.MonkeyPatch) -> None
         assert any(point.name == name and explained(point) for point in HELD_OUT), (name, part)
 
 
+def test_passes_are_held_against_their_bar(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/calibrate"))
+    from passes import Touched, judge, main
+
+    def judged(*pairs: tuple[float, float]) -> bool:
+        found = [
+            Touched("rename_tiles", "a", "trn2", "b", 1000.0, *pair, is_ours=True) for pair in pairs
+        ]
+        (holds,) = [one.holds for one in judge(found) if one.compiler_pass == "rename_tiles"]
+        return holds
+
+    assert judged((0.1, 0.2), (-0.05, 0.3))
+    assert not judged((0.11, 0.2))
+    assert not judged((0.0, 0.2), (0.0, 0.2), (-0.1, 0.04))  # a point loses 6 %
+    assert not judged()
+    bench = tmp_path / "bench.out"
+    kernel = {"operator": "silu", "name": "v1", "measured": 100.0, "usual": 101.0}
+    row = {**kernel, "without": {"forward_copies": 150.0, "rename_tiles": 101.0}}
+    bench.write_text("| a table |\n" + json.dumps({"kernels": [row]}) + "\n")
+    assert main(["--bench", str(bench), "--only", "C-II rmsnorm_qkv [128, 512]", "--json"]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    (point,) = [p for p in json.loads(printed[-1])["points"] if not p["is_ours"]]
+    assert point["compiler_pass"] == "forward_copies"
+    assert point["error_without"] == pytest.approx(0.5)
+    assert "rename_tiles: touches no point: FAILS" in printed
+
+
 def test_plan_against_published_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts/calibrate"))
     from throughput import Result, holds

@@ -42,6 +42,49 @@ def twice(x):
 if __name__ == "__main__":
     twice(np.ones((4, 3), np.float32))
 """
+TOLD = """\
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+
+def helper(tiles):
+    return tiles.shape
+
+
+@nki.jit
+def twice(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tiles = nl.ndarray((2, nl.par_dim(4), 3), dtype=x.dtype, buffer=nl.sbuf)
+    helper(
+        tiles[0:2])
+    return out
+
+
+if __name__ == "__main__":
+    import numpy as np
+    assert twice(np.ones((4, 3), np.float32)).sum() == 12
+"""
+TRACED = """\
+import numpy as np
+import triton_viz
+from triton_viz.clients import Tracer
+from triton_viz.core.trace import launches
+
+import nki.isa as nisa
+import nki.language as nl
+
+
+def twice(x, out):
+    tile = nl.load(x)
+    nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+    nl.store(out, tile)
+
+
+if __name__ == "__main__":
+    out = np.zeros((4, 3), np.float32)
+    triton_viz.trace(client=Tracer(), frontend="nki")(twice)[(1, 1)](np.ones_like(out), out)
+    assert out.sum() == 24
+"""
 FILES = {
     "old.py": OLD.replace("FACTOR", "2.0"),
     "wrong.py": OLD.replace("FACTOR", "3.0"),
@@ -65,6 +108,7 @@ CASES = {
     "wrong_cases.py": _TEXT.replace("EXPECTED", "25"),
 }
 
+OTHERS = {"told.py": TOLD, "traced.py": TRACED}
 LIMITED = {
     "large.py": NEW + "    np.ones(3 << 28)\n",
     "slow.py": NEW + "    import time\n\n    time.sleep(60)\n",
@@ -75,7 +119,7 @@ def _run(folder: Path, names: list[str], *options: str) -> tuple[int, dict[str, 
     checkout = folder / "checkout"
     checkout.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (checkout / name).write_text({**FILES, **CASES, **LIMITED}[name])
+        (checkout / name).write_text({**FILES, **CASES, **LIMITED, **OTHERS}[name])
     arguments = ["--checkouts", str(folder), "--seconds", "60", *options, "--json"]
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],
@@ -99,6 +143,16 @@ def test_what_becomes_of_each_file(tmp_path: Path) -> None:
         "checkout/old.py": "migrated",
         "checkout/wrong.py": "wrong values",
     }
+
+
+def test_a_failure_below_a_comment_of_migrate_is_named(tmp_path: Path) -> None:
+    _, found = _run(tmp_path / "told", ["told.py"])
+    assert found == {"checkout/told.py": "named"}
+
+
+def test_triton_viz_has_a_stand_in(tmp_path: Path) -> None:
+    status, found = _run(tmp_path / "viz", ["traced.py"])
+    assert (status, found) == (0, {"checkout/traced.py": "as it is"})
 
 
 def test_good_files_alone_hold_the_bar(tmp_path: Path) -> None:
