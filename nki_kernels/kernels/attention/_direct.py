@@ -18,6 +18,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._repairs import identity_of, triangle
 from trnx.nki_kernels.kernels.attention._long import together
 
 # Added to all scaled scores: -24 log(2). Sums of weights from 2^-60 to 2^60 are those of rows whose
@@ -98,27 +99,9 @@ def direct_problem(causal: bool, scale: float, width: int) -> DirectProblem:
     identity = None
     hidden = None
     if causal:
-        identity = _triangle(1.0, 0.0, nl.equal)
-        hidden = _triangle(_HIDDEN, 0.0, nl.greater)
+        identity = identity_of(nl.bfloat16)
+        hidden = triangle(_HIDDEN, 0.0, nl.greater, nl.bfloat16)
     return DirectProblem(causal, scale, (width + pmax - 1) // pmax, bias, identity, hidden)
-
-
-def _triangle(inside: float, outside: float, compare: object) -> nl.NkiTensor:
-    """`[128, 128]`: `inside` where the partition compares so with the column."""
-    pmax = nl.tile_size.pmax
-    full = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=full, value=inside)
-    tile = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.affine_select(
-        dst=tile,
-        pattern=[[-1, pmax]],
-        offset=0,
-        channel_multiplier=1,
-        on_true_tile=full,
-        on_false_value=outside,
-        cmp_op=compare,
-    )
-    return tile
 
 
 def warm_up() -> None:
