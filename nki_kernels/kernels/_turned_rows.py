@@ -36,6 +36,7 @@ from trnx.nki_kernels.kernels._rows import load_aside, load_rows, rows_of
 _TOGETHER = 8  # turned blocks that leave PSUM together: a bank of 2-byte elements
 _RESULTS = 1024  # columns of results in PSUM at once
 _STAGES = 5  # from the load of a tile to its result
+_FILLED = 2  # the step before which the diagonals are filled
 _TERMS = 3  # of a float32 number in bfloat16
 _APART = 32  # partitions from the terms of one row to those of the next
 _MOST = 2.0**60  # what float32 holds of products of such numbers
@@ -112,6 +113,8 @@ def normalise_turned_rows(
             work.chunks.append(_begin(h, starts[step]))
         if step == 0:
             parameters.append(_load_parameters(h, weight, bias, most))
+        if step == _FILLED:
+            _fill_diagonals(parameters[0])
         _step(h, parameters[0], work, starts, step)
     _flag(good[:, 0:size], parameters[0].both.reshape((pmax, size)))
     _flag(good[:, size : size + 2 * rows], moments.reshape((pmax, 2 * rows)))
@@ -217,17 +220,26 @@ def _load_parameters(
     for i, vector in ((0, weight), (1, bias)):
         load_aside(both[:, i], vector.reshape((blocks, pmax)).permute((1, 0)))
     diagonals = nl.ndarray((pmax, blocks, pmax), dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_tensor(
-        dst=diagonals, data1=identity_of(dtype).expand_dim(1).broadcast(1, blocks),
-        data2=both[:, 0].expand_dim(2).broadcast(2, pmax), op=nl.multiply,
-        engine=nisa.engine.gpsimd,
-    )  # fmt: skip
     for i, vector in ((0, weight), (1, bias)):
         for r in range(most):
             first = r * _APART + i * _TERMS
             row = vector.reshape((1, columns)).broadcast(0, _TERMS)
             load_aside(lines[first : first + _TERMS, r], row)
     return Parameters(both, diagonals, lines, ones)
+
+
+def _fill_diagonals(p: Parameters) -> None:
+    """By ScalarE, which has little to do before there are results; GpSimd would keep VectorE from
+    its copies."""
+    pmax, blocks, _ = p.diagonals.shape
+    weights = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=weights, op=nl.copy, data=p.both[:, 0])
+    identity = identity_of(p.diagonals.dtype)
+    for block in range(blocks):
+        nisa.activation(
+            dst=p.diagonals[:, block], op=nl.copy, data=identity,
+            scale=weights[:, block : block + 1],
+        )  # fmt: skip
 
 
 def _flag(good: nl.NkiTensor, data: nl.NkiTensor) -> None:

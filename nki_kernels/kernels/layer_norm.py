@@ -372,6 +372,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("residual", 2, 70, 600, residual=True)
     yield sample("residual, narrow, bias alone", 2, 70, 60, residual=True, weight=False)
     yield sample("several long rows a partition", 128 * 50, 700, dtype=torch.bfloat16)
+    yield sample("products with the weight", 1540, 1024, dtype=torch.bfloat16)
     yield sample("long, a large mean", 130, 1030, shift=20.0, dtype=torch.bfloat16)
     yield sample("long, no bias", 130, 1030, bias=False, dtype=torch.float16)
     yield sample("long, no weight", 130, 1030, weight=False, residual=True, dtype=torch.bfloat16)
