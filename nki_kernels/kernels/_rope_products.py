@@ -83,7 +83,8 @@ def _pieces(products: Products) -> list[Piece]:
     straight = products.straight.reshape((partitions, count * run * width))
     pieces = []  # type: list[Piece]
     for head in range(count):
-        for first, tile in reversed(products.turned):
+        for part in range(len(products.turned)):
+            first, tile = products.turned[len(products.turned) - 1 - part]
             size = tile.shape[2] * width
             turned = tile.reshape((partitions, count * size))
             column, end = (head * run + first) * width, (head * run + first) * width + size

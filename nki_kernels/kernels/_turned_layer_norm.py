@@ -40,12 +40,12 @@ def turned_layer_norm_kernel(
     nisa.memset(dst=epsilon, value=eps)
     first, end = share_of(rows, cores)
     starts = _short_ends(first, end, fold)
-    sizes = [columns * share // 100 for share in shares]
-    fast = HalfRows(flat, None, flat_out, mean, rstd, epsilon, sizes[0], 0)
+    fast = HalfRows(flat, None, flat_out, mean, rstd, epsilon, columns * shares[0] // 100, 0)
     if len(starts) > 0:
         good = normalise_turned_rows(fast, weight, bias, starts)
         for _ in nl.dynamic_range(repairs_of(good)):
-            exact = HalfRows(flat, None, flat_out, mean, rstd, epsilon, sizes[1], sizes[2])
+            on_scalar, on_gpsimd = columns * shares[1] // 100, columns * shares[2] // 100
+            exact = HalfRows(flat, None, flat_out, mean, rstd, epsilon, on_scalar, on_gpsimd)
             normalise_half_rows(exact, weight, bias, tiles_of(first, end, 1), lags)
     return out, mean, rstd
 
@@ -55,14 +55,18 @@ def _short_ends(first: int, end: int, fold: int) -> list[tuple[int, int, int]]:
     meanwhile."""
     pmax = nl.tile_size.pmax
     whole = (end - first) // pmax
-    ends = [_SHORT] if fold > _SHORT and whole >= 4 * fold else []
-    left = whole - 2 * sum(ends)
-    runs = list(ends)
+    short = _SHORT if fold > _SHORT and whole >= 4 * fold else 0
+    left = whole - 2 * short
+    runs = []  # type: list[int]
+    if short > 0:
+        runs.append(short)
     while left > 0:
         runs.append(min(fold, left))
         left -= runs[-1]
+    if short > 0:
+        runs.append(short)
     starts = []  # type: list[tuple[int, int, int]]
-    for run in runs + ends:
+    for run in runs:
         starts.append((first, pmax, run))
         first += pmax * run
     if first < end:

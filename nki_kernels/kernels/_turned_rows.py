@@ -100,8 +100,9 @@ def normalise_turned_rows(
     """
     pmax = nl.tile_size.pmax
     columns = h.x.shape[1]
-    rows = sum([start[2] for start in starts])
-    most = max([start[2] for start in starts])
+    rows, most = 0, 0
+    for start in starts:
+        rows, most = rows + start[2], max(most, start[2])
     size = 2 * (columns // pmax)
     good = nl.ndarray((pmax, size + 2 * rows), dtype=nl.bfloat16, buffer=nl.sbuf)
     moments = nl.ndarray((pmax, rows, 2), dtype=nl.float32, buffer=nl.sbuf)
@@ -179,7 +180,9 @@ def _advance(
 
 def _place(work: Work, starts: list[tuple[int, int, int]], number: int) -> nl.NkiTensor:
     """Of the moments of the rows of a chunk."""
-    first = sum([start[2] for start in starts[0:number]])
+    first = 0
+    for start in starts[0:number]:
+        first += start[2]
     return work.moments[0 : starts[number][1], first : first + starts[number][2]]
 
 

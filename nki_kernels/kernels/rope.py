@@ -70,7 +70,9 @@ def rope_kernel(
     tables = _arranged(cos, dims), _arranged(sin, dims)
     places = _places(source.shape, fold, heads, cores)
     if by_products and len(places) > 0:
-        columns = [place.heads * place.run * x.shape[x.ndim - 1] for place in places]
+        columns = []  # type: list[int]
+        for place in places:
+            columns.append(place.heads * place.run * x.shape[x.ndim - 1])
         checks = new_checks(x.dtype, columns)
         _rotate(source, target, tables, places, checks)
         for _ in nl.dynamic_range(repairs(checks)):
@@ -113,10 +115,16 @@ def _with_short_ends(places: list[Place]) -> list[Place]:
     if len(places) < 2 or places[0].heads < 2 or places[-1].heads < 2:
         return places
     first, last = places[0], places[-1]
-    behind = first._replace(head=first.head + 1, heads=first.heads - 1)
-    before = last._replace(heads=last.heads - 1)
-    end = last._replace(head=last.head + last.heads - 1, heads=1)
-    return [first._replace(heads=1), behind, *places[1:-1], before, end]
+    start, partitions, run = first.start, first.partitions, first.run
+    ended = [Place(first.looped, first.head, 1, start, partitions, run)]
+    ended.append(Place(first.looped, first.head + 1, first.heads - 1, start, partitions, run))
+    for i in range(1, len(places) - 1):
+        ended.append(places[i])
+    start, partitions, run = last.start, last.partitions, last.run
+    before = last.heads - 1
+    ended.append(Place(last.looped, last.head, before, start, partitions, run))
+    ended.append(Place(last.looped, last.head + before, 1, start, partitions, run))
+    return ended
 
 
 def _rotate(
