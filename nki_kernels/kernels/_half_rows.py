@@ -6,8 +6,8 @@ A tile is `[partitions, run, columns]`. VectorE takes the statistics of the firs
 and GpSimd multiplies them with the weight and adds the bias; VectorE does all of it with the last
 ones. The shares are the same for every tile, so that a row has the same result wherever it stands.
 
-TensorE has no part: a product with a diagonal matrix of weights would multiply the mean with them
-before it is subtracted, and make NaN of an infinite weight.
+TensorE has no part here. Where it multiplies with the weight (`_turned_rows.py`), infinite weights
+and numbers near the end of float32 spoil more than their columns, and this does all again.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def normalise_half_rows(
     vectors = load_parameters(weight, bias, h.x.shape[1], h.x.dtype)
     for start in starts:
         data = _load(h, start)
-        sums = _new_sums(h, start)
-        _take_statistics(data, sums, 0, 1)
+        sums = new_sums(h, start)
+        take_statistics(data, sums, 0, 1)
         _sum_up(data, sums, False)
         _sum_up(data, sums, True)
-        _add_product(sums, _fill_triple(sums))
-        moments = _moments_of(_aggregate(sums), h.epsilon)
+        add_product(sums, fill_triple(sums))
+        moments = _moments_of(aggregate(sums), h.epsilon)
         _fill_shifts(moments)
         _store_moments(h, moments, start[0])
         standard = _standardise(data, moments, h.on_gpsimd)
@@ -109,21 +109,21 @@ def _in_stages(
         if is_begun:
             data.append(_load(h, starts[step]))
             if step == 0:
-                sums.append(_new_sums(h, starts[step]))
-            _take_statistics(data[step], sums[step], 0, 3)
+                sums.append(new_sums(h, starts[step]))
+            take_statistics(data[step], sums[step], 0, 3)
         if step == 1:  # behind the tiles with which the engines begin
             vectors = load_parameters(weight, bias, h.x.shape[1], h.x.dtype)
         # Each of these needs the one before, of whose result VectorE need not wait then.
         if is_due:
-            product = _fill_triple(sums[i])
+            product = fill_triple(sums[i])
         if is_begun:
-            _take_statistics(data[step], sums[step], 1, 3)
+            take_statistics(data[step], sums[step], 1, 3)
         if is_due:
-            _add_product(sums[i], product)
+            add_product(sums[i], product)
         if is_begun:
-            _take_statistics(data[step], sums[step], 2, 3)
+            take_statistics(data[step], sums[step], 2, 3)
         if is_due:
-            both = _aggregate(sums[i])
+            both = aggregate(sums[i])
         if is_last:
             standard = _standardise(data[j], moments[j], h.on_gpsimd)
         if is_due:
@@ -135,7 +135,7 @@ def _in_stages(
         if is_begun:
             _sum_up(data[step], sums[step], True)
         if step + 1 < count:
-            sums.append(_new_sums(h, starts[step + 1]))
+            sums.append(new_sums(h, starts[step + 1]))
         if is_last:
             _multiply_on_gpsimd(standard, vectors[0])
         if is_due:
@@ -151,10 +151,10 @@ def _load(h: HalfRows, start: tuple[int, int, int]) -> nl.NkiTensor:
     return add_rows(data, load_rows(h.residual, start[0], start[1], start[2]))
 
 
-def _new_sums(h: HalfRows, start: tuple[int, int, int]) -> Sums:
+def new_sums(h: HalfRows, start: tuple[int, int, int]) -> Sums:
     """Unfilled ones of a tile."""
     _, partitions, run = start
-    size = 2 * _TRIPLE * _pieces(h.x.shape[1] - h.on_scalar) + _TRIPLE
+    size = 2 * _TRIPLE * pieces_of(h.x.shape[1] - h.on_scalar) + _TRIPLE
     parts = nl.ndarray((partitions, run, size), dtype=nl.float32, buffer=nl.sbuf)
     sums = nl.ndarray((partitions, 2, run), dtype=nl.float32, buffer=nl.sbuf)
     count = parts[:, :, size - 3]
@@ -162,15 +162,15 @@ def _new_sums(h: HalfRows, start: tuple[int, int, int]) -> Sums:
     return Sums(parts, sums, h.on_scalar)
 
 
-def _pieces(columns: int) -> int:
+def pieces_of(columns: int) -> int:
     most = nl.tile_size.bn_stats_fmax  # type: int
     return (columns + most - 1) // most
 
 
-def _take_statistics(data: nl.NkiTensor, s: Sums, part: int, parts: int) -> None:
+def take_statistics(data: nl.NkiTensor, s: Sums, part: int, parts: int) -> None:
     """`bn_stats` of part `part` of `parts` of the pieces of VectorE's columns of all rows."""
     columns = data.shape[2] - s.last
-    pieces = _pieces(columns)
+    pieces = pieces_of(columns)
     count = pieces * data.shape[1]
     first, last = (part * count + parts - 1) // parts, ((part + 1) * count + parts - 1) // parts
     for number in range(first, last):
@@ -182,19 +182,24 @@ def _take_statistics(data: nl.NkiTensor, s: Sums, part: int, parts: int) -> None
 
 def _sum_up(data: nl.NkiTensor, s: Sums, squares: bool) -> None:
     """ScalarE's sums, of distances or of their squares."""
-    partitions, run, columns = data.shape
+    for r in range(data.shape[1]):
+        sum_up_row(data, s, r, squares)
+
+
+def sum_up_row(data: nl.NkiTensor, s: Sums, r: int, squares: bool) -> None:
+    """ScalarE's sums of row `r` of each partition."""
+    partitions, _, columns = data.shape
     unused = nl.ndarray((partitions, s.last), dtype=data.dtype, buffer=nl.sbuf)
     i = 1 if squares else 0
-    for r in range(run):
-        nisa.activation(
-            dst=unused, op=nl.square if squares else nl.copy,
-            data=data[:, r, columns - s.last : columns], scale=-1.0, bias=s.parts[:, r, 1:2],
-            reduce_op=nl.add, reduce_res=s.sums[:, i, r : r + 1],
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )  # fmt: skip
+    nisa.activation(
+        dst=unused, op=nl.square if squares else nl.copy,
+        data=data[:, r, columns - s.last : columns], scale=-1.0, bias=s.parts[:, r, 1:2],
+        reduce_op=nl.add, reduce_res=s.sums[:, i, r : r + 1],
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )  # fmt: skip
 
 
-def _fill_triple(s: Sums) -> nl.NkiTensor:
+def fill_triple(s: Sums) -> nl.NkiTensor:
     """The mean of ScalarE's columns to its place, and what their squared distances from it lack,
     `[partitions, run]`."""
     size = s.parts.shape[2]
@@ -210,13 +215,13 @@ def _fill_triple(s: Sums) -> nl.NkiTensor:
     return product
 
 
-def _add_product(s: Sums, product: nl.NkiTensor) -> None:
+def add_product(s: Sums, product: nl.NkiTensor) -> None:
     """The squared distances from their mean to their place."""
     size = s.parts.shape[2]
     nisa.tensor_tensor(dst=s.parts[:, :, size - 1], data1=s.sums[:, 1], data2=product, op=nl.add)
 
 
-def _aggregate(s: Sums) -> nl.NkiTensor:
+def aggregate(s: Sums) -> nl.NkiTensor:
     """Mean and variance of each row, `[partitions, run, 2]`."""
     partitions, run, _ = s.parts.shape
     both = nl.ndarray((partitions, run, 2), dtype=nl.float32, buffer=nl.sbuf)

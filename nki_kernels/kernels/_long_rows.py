@@ -126,13 +126,18 @@ def scale_and_shift(
     return result
 
 
-def store_statistics(dst: nl.NkiTensor, per_row: nl.NkiTensor, rows: int, start: int) -> None:
-    """Values of rows `start ..` to `dst`, which has `rows` elements."""
+def store_statistics(
+    dst: nl.NkiTensor, per_row: nl.NkiTensor, rows: int, start: int, on_gpsimd: bool = False
+) -> None:
+    """Values of rows `start ..` to `dst`, which has `rows` elements; ScalarE or GpSimd rounds."""
     partitions, run = per_row.shape
     source = per_row
     if dst.dtype != nl.float32:
         source = nl.ndarray(per_row.shape, dtype=dst.dtype, buffer=nl.sbuf)
-        nisa.activation(dst=source, op=nl.copy, data=per_row)
+        if on_gpsimd:
+            nisa.tensor_copy(dst=source, src=per_row, engine=nisa.engine.gpsimd)
+        else:
+            nisa.activation(dst=source, op=nl.copy, data=per_row)
     flat = dst.reshape((rows,))
     target = flat[start : start + partitions * run].reshape((partitions, run))
     nisa.dma_copy(dst=target, src=source)

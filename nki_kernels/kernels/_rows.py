@@ -31,6 +31,17 @@ def run_of(columns: int, hw: Hardware, row_bytes: int, vector_bytes: int) -> int
     return min(run, fitting) if run >= 4 else 1
 
 
+def tiles_of(done: int, end: int, fold: int) -> list[tuple[int, int, int]]:
+    """The tiles of rows `done .. end`: their first rows, partitions and rows a partition."""
+    starts = []  # type: list[tuple[int, int, int]]
+    while done < end:
+        partitions = min(nl.tile_size.pmax, end - done)
+        run = min(fold, (end - done) // partitions)
+        starts.append((done, partitions, run))
+        done = done + partitions * run
+    return starts
+
+
 def load_rows(x: nl.NkiTensor, start: int, partitions: int, run: int) -> nl.NkiTensor:
     """Rows `start` to `start + partitions * run` of `x[rows, columns]` as a tile."""
     columns = x.shape[1]
@@ -51,6 +62,14 @@ def load_vector(vector: nl.NkiTensor) -> nl.NkiTensor:
     row = vector.reshape((1, columns))
     nisa.dma_copy(dst=tile, src=row.broadcast(0, nl.tile_size.pmax))
     return tile
+
+
+def load_aside(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
+    """By the queue of stores, so that the rows behind it need not wait for it."""
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src)
+    else:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
 
 
 def offset_vector(tile: nl.NkiTensor, offset: float) -> nl.NkiTensor:

@@ -4,7 +4,8 @@ residual.
 Patterns `aten.native_layer_norm(x, normalized_shape, weight | None, bias | None, eps)`, and the
 same of `x + residual`. Normalised are the last dimensions, D elements, as far as two rows fit in
 a partition; float32, bfloat16 or float16, float32 inside. The variance is taken of the centred
-row, so a large mean costs no accuracy. mean and rstd have the dtype that torch's CPU kernel gives
+row, so a large mean costs no accuracy. TensorE multiplies with the weight of many long rows in
+half precision (`_turned_rows.py`). mean and rstd have the dtype that torch's CPU kernel gives
 them: that of the weight.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import nki
@@ -44,7 +46,9 @@ from trnx.nki_kernels.kernels._rows import (
     run_of,
     scale_rows,
     sum_of_squares,
+    tiles_of,
 )
+from trnx.nki_kernels.kernels._turned_layer_norm import turned_layer_norm_kernel
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -58,6 +62,11 @@ _HALF_TILES = 16  # the same in half precision
 # scales and shifts, by which the engines are about as busy: of rows up to so many columns, without
 # a residual and with one, which VectorE adds.
 _SHARES = ((1024, (57, 54), (84, 64)), (65536, (66, 47), (84, 64)))
+_ON_SCALAR = 43  # percent of the columns whose statistics ScalarE takes where TensorE multiplies
+_FOLD = 4  # rows of a partition then
+_TURNED_BYTES = 24  # a column of what is in SBUF at once
+# Of a core, from which on it is faster by schedule.
+_LEAST_ROWS, _LEAST_ELEMENTS = 768, 3 << 19
 _TENSORS = ("x", "residual", "weight", "bias")
 aten = torch.ops.aten
 
@@ -91,7 +100,7 @@ def layer_norm_kernel(
     nisa.memset(dst=epsilon, value=eps)
     done, end = share_of(rows, cores)
     if columns > nl.tile_size.bn_stats_fmax:
-        starts = _starts(done, end, fold)
+        starts = tiles_of(done, end, fold)
         if x.dtype == nl.float32:
             _long_rows(flat, other, flat_out, (mean, rstd), epsilon, (weight, bias), starts, lag)
         else:
@@ -125,17 +134,6 @@ def _load(
     if residual is None:
         return data
     return add_rows(data, load_rows(residual, start, partitions, run))
-
-
-def _starts(done: int, end: int, fold: int) -> list[tuple[int, int, int]]:
-    """The tiles of rows `done .. end`: their first rows, partitions and rows a partition."""
-    starts = []  # type: list[tuple[int, int, int]]
-    while done < end:
-        partitions = min(nl.tile_size.pmax, end - done)
-        run = min(fold, (end - done) // partitions)
-        starts.append((done, partitions, run))
-        done = done + partitions * run
-    return starts
 
 
 def _long_rows(
@@ -288,8 +286,27 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if parts > 1:
         names = (*_TENSORS, "eps")
         return Launch.of(few_rows_layer_norm_kernel, b, names, columns, parts, *statistics)
+    if _is_turned(b, columns, hw):
+        fold = max(1, min(_LONG_TILE // columns, _FOLD))
+        shares = (_ON_SCALAR, *_shares(b))
+        plan = (columns, fold, stats_shape, shares, _tiling(b, hw)[1] > 0)
+        launch = Launch.of(turned_layer_norm_kernel, b, ("x", "weight", "bias", "eps"), *plan)
+        return replace(launch, unknown_trips=0)
     constants = (columns, *_tiling(b, hw), *statistics, _shares(b))
     return Launch.of(layer_norm_kernel, b, (*_TENSORS, "eps"), *constants)
+
+
+def _is_turned(b: Bindings, columns: int, hw: Hardware) -> bool:
+    """Whether TensorE multiplies with the weight: where whole blocks fit, and the stages pay."""
+    if hw.generation < 3 or b.residual is not None or b.x.dtype.itemsize != 2:
+        return False
+    if any(b[n] is None or b[n].dtype != b.x.dtype for n in ("weight", "bias")):
+        return False
+    if columns <= _STATISTICS or columns % hw.partitions:
+        return False
+    fits = columns * _TURNED_BYTES <= hw.sbuf_partition_bytes * 7 // 8
+    rows = b.x.numel // columns // hw.cores
+    return bool(fits and rows >= _LEAST_ROWS and rows * columns >= _LEAST_ELEMENTS)
 
 
 def cost(b: Bindings) -> Cost:
@@ -355,6 +372,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("residual", 2, 70, 600, residual=True)
     yield sample("residual, narrow, bias alone", 2, 70, 60, residual=True, weight=False)
     yield sample("several long rows a partition", 128 * 50, 700, dtype=torch.bfloat16)
+    yield sample("products with the weight", 1540, 1024, dtype=torch.bfloat16)
     yield sample("long, a large mean", 130, 1030, shift=20.0, dtype=torch.bfloat16)
     yield sample("long, no bias", 130, 1030, bias=False, dtype=torch.float16)
     yield sample("long, no weight", 130, 1030, weight=False, residual=True, dtype=torch.bfloat16)

@@ -19,7 +19,7 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import is_first, is_last, share_of, sum_of_parts
-from trnx.nki_kernels.kernels._rows import run_of
+from trnx.nki_kernels.kernels._rows import load_aside, run_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -165,14 +165,6 @@ def _load(source: nl.NkiTensor) -> nl.NkiTensor:
     return tile
 
 
-def _load_aside(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
-    """By the queue of stores, so that the rows behind it need not wait for it."""
-    if nisa.get_nc_version() == nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src)
-    else:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
-
-
 def _store_late(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
     """By the queue of loads, which are done, so that it need not wait for the last rows."""
     if nisa.get_nc_version() == nisa.nc_version.gen2:
@@ -237,10 +229,10 @@ def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
     middle = start + whole * pmax
     if rest > 0:
         nisa.memset(dst=tile[:, whole:tiles], value=0.0)
-        _load_aside(tile[0:rest, whole:tiles], source[middle:end].reshape((rest, 1)))
+        load_aside(tile[0:rest, whole:tiles], source[middle:end].reshape((rest, 1)))
     if whole > 0:
         src = source[start:middle].reshape((whole, pmax)).permute((1, 0))
-        _load_aside(tile[:, 0:whole], src)
+        load_aside(tile[:, 0:whole], src)
     if source.dtype == nl.float32:
         return tile
     wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)

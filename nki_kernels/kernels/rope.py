@@ -6,15 +6,19 @@ that broadcasts to x's, D whole; all of one dtype (float32, bfloat16, float16), 
 2048. Products and sum round where eager rounds them, so that results are equal.
 
 Where cos varies, positions lie on the partitions, several in each; so DMA runs are long and one
-load of cos and sin serves all heads. VectorE multiplies by cos and adds, GpSimd multiplies by sin
-and adds every sixth tile, so that both are about as busy. TensorE could add, but its sums run over
-positions: one NaN would spread to all of them.
+load of cos and sin serves all heads. In float32, and where there is little to do, VectorE
+multiplies by cos and adds, GpSimd multiplies by sin and adds every sixth tile, so that both are
+about as busy. Else VectorE and GpSimd multiply and TensorE adds, by products with the identity,
+which ScalarE rounds: equal to eager, but for the sign of a sum of two negative zeros. Such sums run
+over positions, so that what is not finite would spread to all of them: then all is computed again
+in the first way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
@@ -23,6 +27,13 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._rope_products import (
+    Checks,
+    Products,
+    add_by_products,
+    new_checks,
+    repairs,
+)
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -32,6 +43,8 @@ _TENSORS = ("x", "cos", "sin")
 _TILE_BYTES = 8192  # of x in one partition of a tile
 _TABLE_BYTES = 4096  # of cos
 _ON_GPSIMD = 6  # one of so many tiles
+_MANY = 1 << 20  # elements of a core from which on TensorE adds, by schedule
+_ON_VECTOR = 25  # percent of the products with sin where TensorE adds
 _DIMS = 4
 aten = torch.ops.aten
 
@@ -44,39 +57,108 @@ def rope_kernel(
     dims: tuple[int, int, int],
     fold: int,
     heads: int,
+    by_products: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """x, cos and sin -> the sum, of x's shape. Of x as four dims, `dims` are the one that is looped
     over, the one with `heads` elements in a tile, and the one with `fold` elements in a partition.
-    `cores` share the latter.
+    `by_products`: TensorE adds, and what is not finite is computed again. `cores` share the
+    positions.
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     source, target = _arranged(x, dims), _arranged(out, dims)
     tables = _arranged(cos, dims), _arranged(sin, dims)
-    looped, middle, positions, _ = source.shape
-    started = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]]
+    places = _places(source.shape, fold, heads, cores)
+    if by_products and len(places) > 0:
+        columns = []  # type: list[int]
+        for place in places:
+            columns.append(place.heads * place.run * x.shape[x.ndim - 1])
+        checks = new_checks(x.dtype, columns)
+        _rotate(source, target, tables, places, checks)
+        for _ in nl.dynamic_range(repairs(checks)):
+            _rotate(source, target, tables, places, None)
+    else:
+        _rotate(source, target, tables, places, None)
+    return out
+
+
+class Place(NamedTuple):
+    """A tile: the element of the dim that is looped over, the first of `heads` heads and of
+    `partitions * run` positions."""
+
+    looped: int
+    head: int
+    heads: int
+    start: int
+    partitions: int
+    run: int
+
+
+def _places(shape: tuple[int, ...], fold: int, heads: int, cores: int) -> list[Place]:
+    """The tiles of this program, those that share cos and sin one after the other."""
+    looped, middle, positions, _ = shape
+    places = []  # type: list[Place]
     start, end = share_of(positions, cores)
     while start < end:
         partitions = min(nl.tile_size.pmax, end - start)
         run = min(fold, (end - start) // partitions)
-        factors = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor]]
         for i in range(looped):
             for j in range(0, middle, heads):
-                first = i == 0 and j == 0
-                if first or tables[0].shape[1] > 1 or (j == 0 and tables[0].shape[0] > 1):
-                    factors.append(_load_factors(tables, (i, j, start), partitions, run))
-                place = (i, j, min(heads, middle - j), start)
-                tile = _multiply(source, factors[-1], place, partitions, run)
-                # The products of the next tile come before the sum of this one, so that no engine
-                # waits for the other.
-                if len(started) > 0:
-                    _add(started[-1], len(started))
-                goal = _tile_of(target, place, partitions, run)
-                started.append((goal, tile[0], tile[1]))
+                places.append(Place(i, j, min(heads, middle - j), start, partitions, run))
         start = start + partitions * run
+    return _with_short_ends(places)
+
+
+def _with_short_ends(places: list[Place]) -> list[Place]:
+    """The first and the last of several tiles cut to one head, as no others are loaded, computed or
+    stored meanwhile."""
+    if len(places) < 2 or places[0].heads < 2 or places[-1].heads < 2:
+        return places
+    first, last = places[0], places[-1]
+    start, partitions, run = first.start, first.partitions, first.run
+    ended = [Place(first.looped, first.head, 1, start, partitions, run)]
+    ended.append(Place(first.looped, first.head + 1, first.heads - 1, start, partitions, run))
+    for i in range(1, len(places) - 1):
+        ended.append(places[i])
+    start, partitions, run = last.start, last.partitions, last.run
+    before = last.heads - 1
+    ended.append(Place(last.looped, last.head, before, start, partitions, run))
+    ended.append(Place(last.looped, last.head + before, 1, start, partitions, run))
+    return ended
+
+
+def _rotate(
+    source: nl.NkiTensor,
+    target: nl.NkiTensor,
+    tables: tuple[nl.NkiTensor, nl.NkiTensor],
+    places: list[Place],
+    checks: Checks | None,
+) -> None:
+    """All tiles; by TensorE where there are `checks`."""
+    factors = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor]]
+    started = []  # type: list[tuple[nl.NkiTensor, Products]]
+    own_heads, own_looped = tables[0].shape[1] > 1, tables[0].shape[0] > 1
+    for place in places:
+        data = _load(source, place)
+        first = place.looped == 0 and place.head == 0
+        if first or own_heads or (place.head == 0 and own_looped):
+            factors.append(_load_factors(tables, place))
+        products = _multiply(data, factors[-1], checks is not None)
+        # The products of the next tile come before the sum of this one, so that no engine waits
+        # for the other.
+        if len(started) > 0:
+            _add(started[-1][0], started[-1][1], len(started), checks)
+        started.append((_tile_of(target, place), products))
     if len(started) > 0:
-        _add(started[-1], len(started))
-    return out
+        _add(started[-1][0], started[-1][1], len(started), checks)
+
+
+def _load(source: nl.NkiTensor, place: Place) -> nl.NkiTensor:
+    """A tile of x, `[partitions, heads, run, D]`."""
+    shape = (place.partitions, place.heads, place.run, source.shape[3])
+    data = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=data, src=_tile_of(source, place))
+    return data
 
 
 def _arranged(tensor: nl.NkiTensor, dims: tuple[int, int, int]) -> nl.NkiTensor:
@@ -87,28 +169,25 @@ def _arranged(tensor: nl.NkiTensor, dims: tuple[int, int, int]) -> nl.NkiTensor:
     return result.permute((dims[0], dims[1], dims[2], 3))
 
 
-def _tile_of(
-    tensor: nl.NkiTensor, place: tuple[int, int, int, int], partitions: int, run: int
-) -> nl.NkiTensor:
+def _tile_of(tensor: nl.NkiTensor, place: Place) -> nl.NkiTensor:
     """`[partitions, heads, run, D]` of HBM."""
-    i, j, count, start = place
-    rows = tensor[i, j : j + count, start : start + partitions * run]
-    return rows.reshape_dim(1, (partitions, run)).permute((1, 0, 2, 3))
+    end = place.start + place.partitions * place.run
+    rows = tensor[place.looped, place.head : place.head + place.heads, place.start : end]
+    return rows.reshape_dim(1, (place.partitions, place.run)).permute((1, 0, 2, 3))
 
 
 def _load_factors(
-    tables: tuple[nl.NkiTensor, nl.NkiTensor],
-    place: tuple[int, int, int],
-    partitions: int,
-    run: int,
+    tables: tuple[nl.NkiTensor, nl.NkiTensor], place: Place
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """cos and sin, `[partitions, run, D]`, the first half of sin with the other sign."""
+    partitions, run = place.partitions, place.run
     tiles = []  # type: list[nl.NkiTensor]
     for table in tables:
         looped, middle, positions, columns = table.shape
-        rows = table[min(place[0], looped - 1), min(place[1], middle - 1)]
+        rows = table[min(place.looped, looped - 1), min(place.head, middle - 1)]
         if positions > 1:
-            rows = rows[place[2] : place[2] + partitions * run].reshape_dim(0, (partitions, run))
+            rows = rows[place.start : place.start + partitions * run]
+            rows = rows.reshape_dim(0, (partitions, run))
         else:
             rows = rows.expand_dim(1).broadcast(0, partitions).broadcast(1, run)
         tile = nl.ndarray((partitions, run, columns), dtype=table.dtype, buffer=nl.sbuf)
@@ -120,37 +199,49 @@ def _load_factors(
 
 
 def _multiply(
-    source: nl.NkiTensor,
-    factors: tuple[nl.NkiTensor, nl.NkiTensor],
-    place: tuple[int, int, int, int],
-    partitions: int,
-    run: int,
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """x * cos and rotate_half(x) * sin of a tile."""
-    count, columns = place[2], source.shape[3]
-    half = columns // 2
+    data: nl.NkiTensor, factors: tuple[nl.NkiTensor, nl.NkiTensor], shares: bool
+) -> Products:
+    """x * cos and rotate_half(x) * sin of a tile, some of the latter by VectorE where it `shares`
+    them."""
+    count, run = data.shape[1], data.shape[2]
     cos = factors[0].expand_dim(1).broadcast(1, count)
     sin = factors[1].expand_dim(1).broadcast(1, count)
-    shape = (partitions, count, run, columns)
-    data = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=data, src=_tile_of(source, place, partitions, run))
-    turned = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
+    own = run * _ON_VECTOR // 100 if shares else 0
+    straight = nl.ndarray(data.shape, dtype=data.dtype, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=straight, data1=data, data2=cos, op=nl.multiply)
+    turned = []  # type: list[tuple[int, nl.NkiTensor]]
+    for first, end, engine in ((own, run, nisa.engine.gpsimd), (0, own, nisa.engine.vector)):
+        if first < end:
+            part = _turn(data[:, :, first:end], sin[:, :, first:end], engine)
+            turned.append((first, part))
+    return Products(straight, turned)
+
+
+def _turn(data: nl.NkiTensor, sin: nl.NkiTensor, engine: object) -> nl.NkiTensor:
+    """rotate_half(x) * sin, the sign of which is that of sin."""
+    columns = data.shape[3]
+    half = columns // 2
+    result = nl.ndarray(data.shape, dtype=data.dtype, buffer=nl.sbuf)
     for here, there in (((0, half), (half, columns)), ((half, columns), (0, half))):
         nisa.tensor_tensor(
-            dst=turned[:, :, :, here[0] : here[1]], data1=data[:, :, :, there[0] : there[1]],
-            data2=sin[:, :, :, here[0] : here[1]], op=nl.multiply, engine=nisa.engine.gpsimd,
+            dst=result[:, :, :, here[0] : here[1]], data1=data[:, :, :, there[0] : there[1]],
+            data2=sin[:, :, :, here[0] : here[1]], op=nl.multiply, engine=engine,
         )  # fmt: skip
-    straight = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=straight, data1=data, data2=cos, op=nl.multiply)
-    return straight, turned
+    return result
 
 
-def _add(tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor], number: int) -> None:
-    """Store the sum of the two products of a tile (target, products)."""
-    target, straight, turned = tile
-    engine = nisa.engine.gpsimd if number % _ON_GPSIMD == 0 else nisa.engine.vector
-    nisa.tensor_tensor(dst=straight, data1=straight, data2=turned, op=nl.add, engine=engine)
-    nisa.dma_copy(dst=target, src=straight)
+def _add(target: nl.NkiTensor, products: Products, number: int, checks: Checks | None) -> None:
+    """Store the sum of the products of a tile."""
+    straight = products.straight
+    if checks is None:
+        turned = products.turned[0][1]
+        engine = nisa.engine.gpsimd if number % _ON_GPSIMD == 0 else nisa.engine.vector
+        nisa.tensor_tensor(dst=straight, data1=straight, data2=turned, op=nl.add, engine=engine)
+        nisa.dma_copy(dst=target, src=straight)
+        return
+    result = nl.ndarray(straight.shape, dtype=straight.dtype, buffer=nl.sbuf)
+    add_by_products(result, products, checks)
+    nisa.dma_copy(dst=target, src=result)
 
 
 def _as_four(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -196,7 +287,16 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     fold = max(1, min(_TABLE_BYTES // row, -(-shape[positions] // hw.cores // hw.partitions)))
     heads = max(1, _TILE_BYTES // (row * fold)) if factors[middle] == 1 else 1
     dims = (looped, middle, positions)
-    return Launch.of(rope_kernel, b, _TENSORS, dims, fold, min(heads, shape[middle]))
+    by_products = _adds_by_products(b, hw)
+    plan = (dims, fold, min(heads, shape[middle]), by_products)
+    launch = Launch.of(rope_kernel, b, _TENSORS, *plan)
+    return replace(launch, unknown_trips=0) if by_products else launch
+
+
+def _adds_by_products(b: Bindings, hw: Hardware) -> bool:
+    """In half precision, where enough is computed for what comes before and after it; in float32
+    VectorE and GpSimd are as fast as DMA."""
+    return bool(b.x.dtype.itemsize == 2 and b.x.numel >= _MANY * hw.cores)
 
 
 def cost(b: Bindings) -> Cost:
@@ -246,6 +346,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("one position a request", (5, 8, 1, 128), (5, 1, 1, 128))
     yield sample("one position", (2, 8, 1, 128), (1, 1, 1, 128))
     yield sample("many heads", (1, 70, 260, 128), (260, 128), dtype=torch.bfloat16)
+    yield sample("sums by products", (1, 9, 1030, 128), (1030, 128), dtype=torch.bfloat16)
     yield sample("a table for each head", (2, 3, 130, 8), (2, 3, 130, 8))
     yield sample("no batch", (40, 6, 80), (40, 1, 80), dtype=torch.float16)
     yield sample("positions alone", (300, 2), (300, 2))

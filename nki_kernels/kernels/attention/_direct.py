@@ -19,6 +19,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._identity import identity_of, triangle
 from trnx.nki_kernels.kernels.attention._direct_diagonal import (
     PAIR_COLUMNS,
     combine_pair,
@@ -111,44 +112,9 @@ def direct_problem(causal: bool, scale: float, width: int, pairs: bool) -> Direc
     identity = None
     hidden = None
     if causal and not pairs:
-        identity = _triangle(1.0, 0.0, nl.equal)
-        hidden = _triangle(_HIDDEN, 0.0, nl.greater)
+        identity = identity_of(nl.bfloat16)
+        hidden = triangle(_HIDDEN, 0.0, nl.greater, nl.bfloat16)
     return DirectProblem(causal, scale, (width + pmax - 1) // pmax, pairs, bias, identity, hidden)
-
-
-def _triangle(inside: float, outside: float, compare: object) -> nl.NkiTensor:
-    """`[128, 128]`: `inside` where the partition compares so with the column."""
-    pmax = nl.tile_size.pmax
-    full = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=full, value=inside)
-    tile = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.affine_select(
-        dst=tile,
-        pattern=[[-1, pmax]],
-        offset=0,
-        channel_multiplier=1,
-        on_true_tile=full,
-        on_false_value=outside,
-        cmp_op=compare,
-    )
-    return tile
-
-
-def warm_operand() -> nl.NkiTensor:
-    """For `warm_up`, `[128, 128]`."""
-    pmax = nl.tile_size.pmax
-    operand = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=operand, value=1.0)
-    return operand
-
-
-def warm_up(operand: nl.NkiTensor, count: int) -> None:
-    """Keep TensorE busy with so many products: it works at half rate for the first 3 us (SDK
-    tools/neuron-explorer/overview-summary-page.rst)."""
-    pmax = nl.tile_size.pmax
-    unused = nl.ndarray((pmax, pmax), dtype=nl.float32, buffer=nl.psum)
-    for _ in range(count):
-        nisa.nc_matmul(dst=unused, stationary=operand, moving=operand)
 
 
 def weigh(p: DirectProblem, groups: list[DirectGroup], chunk: list[Piece]) -> nl.NkiTensor:

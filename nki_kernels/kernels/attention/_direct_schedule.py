@@ -8,7 +8,9 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._repairs import repairs_of
 from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels._warm_up import warm_operand, warm_up
 from trnx.nki_kernels.kernels.attention._direct import (
     SHIFT,
     DirectGroup,
@@ -22,8 +24,6 @@ from trnx.nki_kernels.kernels.attention._direct import (
     flag_sums,
     flag_values,
     raise_chunk,
-    warm_operand,
-    warm_up,
     weigh,
 )
 from trnx.nki_kernels.kernels.attention._direct_diagonal import is_paired
@@ -153,7 +153,7 @@ def attend_directly(
     if len(places) == 0:
         return
     operand = warm_operand()
-    warm_up(operand, _WARM_UP)
+    warm_up(_WARM_UP, operand)
     load_table(nl.exp)
     pairs = causal and is_paired(q.shape[3], k.shape[2], v.shape[3])
     p = direct_problem(causal, scale, q.shape[3], pairs)
@@ -164,8 +164,7 @@ def attend_directly(
     nisa.memset(dst=good, value=1.0, engine=nisa.engine.gpsimd)
     outputs = DirectOutputs(out, inverses, good)
     _attend(p, tensors, places, outputs, lse, operand)
-    repairs = _repairs(good, operand[:, 0:1])
-    for _ in nl.dynamic_range(repairs):
+    for _ in nl.dynamic_range(repairs_of(good, operand[:, 0:1])):
         negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
         exact = long_problem(causal, 0, False, scale, q.shape[3])
         attend(exact, (q, k, v, None), LongOutputs(out, inverses, negmaxes), lse, cores)
@@ -203,7 +202,7 @@ def _attend(
         if turn < len(chunks):
             weights.append(weigh(p, groups, chunks[turn]))
             if turn == 0 and p.pairs:
-                warm_up(operand, _WARM_UP_MORE)
+                warm_up(_WARM_UP_MORE, operand)
         if turn + 1 == len(chunks):
             load_table(nl.log, operand[0:1, 0:1])
     for one in unflagged:
@@ -308,27 +307,3 @@ def _logs(inverses: nl.NkiTensor) -> nl.NkiTensor:
         dst=logs, data=logs, op0=nl.multiply, operand0=-1.0, op1=nl.subtract, operand1=SHIFT
     )
     return logs
-
-
-def _repairs(good: nl.NkiTensor, ones: nl.NkiTensor) -> object:
-    """A register: 0 where all of `good[128, columns]` is 1, else 1."""
-    bank = nl.tile_size.psum_bank_fmax
-    columns = good.shape[1]
-    parts = (columns + bank - 1) // bank
-    flags = nl.ndarray((1, parts), dtype=nl.int32, buffer=nl.sbuf)
-    for part in range(parts):
-        some = good[:, part * bank : min(columns, (part + 1) * bank)]
-        counts = nl.ndarray((1, some.shape[1]), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=counts, stationary=ones, moving=some)
-        less = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar_reduce(
-            dst=less, data=counts, op0=nl.less, operand0=float(nl.tile_size.pmax),
-            reduce_op=nl.maximum, reduce_res=flags[:, part : part + 1],
-        )  # fmt: skip
-    flag = flags[:, 0:1]
-    if parts > 1:
-        flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_reduce(dst=flag, op=nl.maximum, data=flags, axis=1)
-    register = nisa.register_alloc()
-    nisa.register_load(register, flag)
-    return register
