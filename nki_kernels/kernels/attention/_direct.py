@@ -29,8 +29,6 @@ _MOST_SUM = 2.0**60
 _MOST_VALUE = 2.0**60
 # Added to the scores of hidden keys.
 _HIDDEN = -3.0e38
-# Products of 128 columns, at half rate: as long as DMA takes for the first keys and queries.
-_WARM_UP = 22
 
 
 class DirectProblem(NamedTuple):
@@ -119,17 +117,6 @@ def _triangle(inside: float, outside: float, compare: object) -> nl.NkiTensor:
         cmp_op=compare,
     )
     return tile
-
-
-def warm_up() -> None:
-    """Keep TensorE busy while the first operands are on their way: it works at half rate for the
-    first 3 us (SDK tools/neuron-explorer/overview-summary-page.rst)."""
-    pmax = nl.tile_size.pmax
-    operand = nl.ndarray((pmax, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=operand, value=1.0)
-    unused = nl.ndarray((pmax, pmax), dtype=nl.float32, buffer=nl.psum)
-    for _ in range(_WARM_UP):
-        nisa.nc_matmul(dst=unused, stationary=operand, moving=operand)
 
 
 def weigh(p: DirectProblem, groups: list[DirectGroup], chunk: list[Piece]) -> nl.NkiTensor:

@@ -9,6 +9,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.attention._direct import (
     SHIFT,
     DirectGroup,
@@ -20,7 +21,6 @@ from trnx.nki_kernels.kernels.attention._direct import (
     direct_problem,
     flag_sums,
     flag_values,
-    warm_up,
     weigh,
 )
 from trnx.nki_kernels.kernels.attention._heads import store_late
@@ -40,6 +40,8 @@ _LAG = 3
 # Chunks before its first one that a group is loaded.
 _AHEAD = 4
 _BANKS = 8  # of PSUM
+# Products, at half rate: as long as DMA takes for the first keys and queries.
+_WARM_UP = 22
 # Elements of values in a partition that VectorE flags between two results.
 _FLAGGED = 1040
 
@@ -115,7 +117,7 @@ def attend_directly(
     places = own_places(places_of(causal, 0, scale, q, k), cores)
     if len(places) == 0:
         return
-    warm_up()
+    warm_up(_WARM_UP)
     load_table(nl.exp)
     p = direct_problem(causal, scale, q.shape[3])
     blocks = lse.shape[0]
