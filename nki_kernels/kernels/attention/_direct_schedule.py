@@ -8,6 +8,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._repairs import repairs_of
 from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.attention._direct import (
@@ -129,7 +130,7 @@ def attend_directly(
     ones = nl.ndarray((pmax, 1), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
     _attend(p, tensors, places, outputs, lse)
-    repairs = _repairs(good, ones)
+    repairs = repairs_of(good, ones)
     for _ in nl.dynamic_range(repairs):
         negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
         exact = long_problem(causal, 0, False, scale, q.shape[3])
@@ -265,23 +266,3 @@ def _logs(inverses: nl.NkiTensor) -> nl.NkiTensor:
         dst=logs, data=logs, op0=nl.multiply, operand0=-1.0, op1=nl.subtract, operand1=SHIFT
     )
     return logs
-
-
-def _repairs(good: nl.NkiTensor, ones: nl.NkiTensor) -> object:
-    """A register: 0 where all of `good[128, columns]` is 1, else 1."""
-    bank = nl.tile_size.psum_bank_fmax
-    columns = good.shape[1]
-    parts = (columns + bank - 1) // bank
-    least = nl.ndarray((1, parts), dtype=nl.float32, buffer=nl.sbuf)
-    for part in range(parts):
-        some = good[:, part * bank : min(columns, (part + 1) * bank)]
-        counts = nl.ndarray((1, some.shape[1]), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=counts, stationary=ones, moving=some)
-        nisa.tensor_reduce(dst=least[:, part : part + 1], op=nl.minimum, data=counts, axis=1)
-    if parts > 1:
-        nisa.tensor_reduce(dst=least[:, 0:1], op=nl.minimum, data=least, axis=1)
-    flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=flag, data=least[:, 0:1], op0=nl.less, operand0=float(nl.tile_size.pmax))
-    register = nisa.register_alloc()
-    nisa.register_load(register, flag)
-    return register
