@@ -489,8 +489,8 @@ def _multiply(
         banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
     most = 0
     every: list[list[Taken | None]] = []
-    for side in sides:
-        for cell in side.cells:
+    for one in sides:
+        for cell in one.cells:
             its = parts_of_block(axes, cell.block)[number]
             every.append(taken_of(axes, its, given.shift if _is_pair(given, cell) else 0))
             most = max(most, len(every[-1]))

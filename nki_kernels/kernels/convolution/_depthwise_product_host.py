@@ -38,6 +38,8 @@ _START = 73
 _SHARED = 0.7
 # Outputs of one of its instructions, at most.
 _MOST_OUTPUTS = 1024
+# The share of a partition of SBUF that two rounds may fill.
+_SHARE = 0.7
 # For the first load and the check of all sums.
 _ENDS_SECONDS = 2e-6
 
@@ -59,6 +61,8 @@ def products_plan(
         return None
     planes, rows = _block(b, problem, bank, shift, hw)
     images = trivial(b.x.shape[0])
+    if _bytes(b, problem, (planes, rows), hw) > _SHARE * hw.sbuf_partition_bytes:
+        return None
     return (
         axis_numbers(images, 1, planes, bank[0]),
         axis_numbers(problem.rows, 1, rows, bank[1]),
@@ -128,7 +132,7 @@ def _product_seconds(
     tensor = quadrants * banks * taps * cycles / hw.pe_clock
     phases = problem.rows.step * problem.columns.step
     vector = -(-quadrants * banks // 4) * phases * (size + _START) / hw.vector_clock
-    return max(tensor, vector) + _ENDS_SECONDS
+    return float(max(tensor, vector) + _ENDS_SECONDS)
 
 
 def _vector_seconds(b: Bindings, problem: Problem, hw: Hardware) -> float:
@@ -138,7 +142,7 @@ def _vector_seconds(b: Bindings, problem: Problem, hw: Hardware) -> float:
         -problem.columns.out // problem.columns.step
     )
     starts = _START * max(1.0, outputs / _MOST_OUTPUTS)
-    return _SHARED * rows * (outputs + starts) * problem.taps / hw.vector_clock
+    return float(_SHARED * rows * (outputs + starts) * problem.taps / hw.vector_clock)
 
 
 def _block(
@@ -174,17 +178,11 @@ def _outputs(window: Window) -> int:
     return -(-window.out // window.step)
 
 
-def products_bytes(
-    b: Bindings, windows: list[Window], numbers: tuple[tuple[object, ...], ...], hw: Hardware
-) -> int:
-    """Bytes of a partition for the inputs and results of two rounds, and for the filters."""
-    problem = _problem(b, windows, hw)
-    planes, rows = (int(str(axis[5])) for axis in numbers[:2])
-    result = result_bytes(problem, [planes, rows])
-    if problem.has_residual:
-        result *= 2
-    filters = -(-b.groups // hw.partitions) + 3
-    return (
-        8 * (input_bytes(problem, planes, rows, 1, hw) + result)
-        + filters * problem.taps * tile_of(b, windows, hw) * problem.itemsize
+def _bytes(b: Bindings, problem: Problem, block: tuple[int, int], hw: Hardware) -> int:
+    """Of a partition, for the inputs and results of two rounds, and for the filters."""
+    results = result_bytes(problem, list(block)) * (2 if problem.has_residual else 1)
+    filters = -(-b.groups // (2 * _TILE)) + 2
+    return int(
+        8 * (input_bytes(problem, *block, 1, hw) + results)
+        + filters * problem.taps * 2 * _TILE * problem.itemsize
     )
