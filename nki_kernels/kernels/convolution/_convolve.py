@@ -8,6 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
 from trnx.nki_kernels.kernels.convolution._plan import (
     Block,
@@ -26,6 +27,8 @@ from trnx.nki_kernels.kernels.convolution._product import (
 )
 from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
 
+# Products, at half rate: as long as DMA takes for the first weights or inputs.
+_WARM_UP = 22
 # Elements of a row of weights whose transposes wait for a load that takes longer than products.
 _LONG_ROW = 512
 # Elements of a row of weights that are worth a transfer, where the weights are a matrix.
@@ -150,6 +153,8 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         first_out, end_out = share_of(out_channels, cores, nl.tile_size.pmax)
     if len(blocks) == 0:
         end_out = first_out
+    if end_out > first_out and together == 1:
+        warm_up(_WARM_UP)
     for group in range(groups):
         size = channels if given.is_turned else out_channels
         part = weight[nl.ds(group * size, size)]

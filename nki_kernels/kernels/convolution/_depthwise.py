@@ -38,6 +38,20 @@ class DepthwiseAxis(NamedTuple):
     block: int
 
 
+class Depthwise(NamedTuple):
+    """The tensors in HBM, of `groups` input channels; `residual` has the shape of `out`."""
+
+    out: nl.NkiTensor
+    x: nl.NkiTensor
+    weight: nl.NkiTensor
+    bias: nl.NkiTensor | None
+    norm: Norm | None
+    residual: nl.NkiTensor | None
+    activation: str
+    transposed: bool
+    groups: int
+
+
 class Reached(NamedTuple):
     """What one kernel position does along an axis: elements of the input tile, of the block."""
 
@@ -118,21 +132,38 @@ def depthwise_kernel(
     before the run. `cores` share the blocks of outputs.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    many = shape[1] // groups
-    axes = (_axis_of(numbers[0]), _axis_of(numbers[1]), _axis_of(numbers[2]))
-    source = _rows(x, groups, 1, axes, False, has_images)
-    target = _rows(out, groups, many, axes, True, has_images)
-    added = None
-    if residual is not None:
-        added = _rows(residual, groups, many, axes, True, has_images)
-    taps = axes[0].kernel * axes[1].kernel * axes[2].kernel
-    kernels = weight.reshape((groups, many, taps))
     norm = None
     if mean is not None:
         norm = Norm(norm_weight, norm_bias, mean, variance, eps)
+    given = Depthwise(out, x, weight, bias, norm, residual, activation, transposed, groups)
+    axes = (axis_of(numbers[0]), axis_of(numbers[1]), axis_of(numbers[2]))
+    convolve_channels(given, axes, has_images, is_static, cores)
+    return out
+
+
+def convolve_channels(
+    given: Depthwise,
+    axes: tuple[DepthwiseAxis, DepthwiseAxis, DepthwiseAxis],
+    has_images: bool,
+    is_static: bool,
+    cores: int | None,
+) -> None:
+    """`given.out`, of which `cores` share the blocks; where it is None, all of them are this
+    program's."""
+    x, groups, transposed = given.x, given.groups, given.transposed
+    many = given.out.shape[1] // groups
+    source = _rows(x, groups, 1, axes, False, has_images)
+    target = _rows(given.out, groups, many, axes, True, has_images)
+    added = None
+    if given.residual is not None:
+        added = _rows(given.residual, groups, many, axes, True, has_images)
+    taps = axes[0].kernel * axes[1].kernel * axes[2].kernel
+    kernels = given.weight.reshape((groups, many, taps))
     blocks = _blocks(axes, transposed)
     tiles = (source.shape[0] + nl.tile_size.pmax - 1) // nl.tile_size.pmax
-    begin, end = share_of(tiles * len(blocks), cores)
+    begin, end = 0, tiles * len(blocks)
+    if cores is not None:
+        begin, end = share_of(tiles * len(blocks), cores)
     lanes: list[Lanes] = []
     jobs: list[Job] = []
     waiting: list[Job] = []
@@ -143,8 +174,9 @@ def depthwise_kernel(
             count = min(nl.tile_size.pmax, source.shape[0] - first)
             thens = []
             for index in range(many):
-                scale, shift = columns_of(bias, norm, Rows(first, count, groups, many, index))
-                thens.append(Epilogue(scale, shift, activation))
+                rows = Rows(first, count, groups, many, index)
+                scale, shift = columns_of(given.bias, given.norm, rows)
+                thens.append(Epilogue(scale, shift, given.activation))
             columns = _load_kernels(kernels, first, count, is_static)
             lanes.append(Lanes(first, count, columns, thens))
         here = nl.ds(first, lanes[-1].number)
@@ -169,7 +201,6 @@ def depthwise_kernel(
     _sum(jobs)
     _store(waiting, is_static)
     _store(jobs, is_static)
-    return out
 
 
 def _is_vector(jobs: list[Job]) -> bool:
@@ -206,7 +237,8 @@ def _store(jobs: list[Job], is_static: bool) -> None:
         store(job.where, result, False, is_static)
 
 
-def _axis_of(numbers: tuple[int, ...]) -> DepthwiseAxis:
+def axis_of(numbers: tuple[int, ...]) -> DepthwiseAxis:
+    """The axis that the host has planned."""
     out, size, kernel, stride, padding, dilation, block = numbers
     return DepthwiseAxis(out, size, kernel, stride, padding, dilation, block)
 

@@ -64,3 +64,11 @@ def is_depthwise_static(b: Bindings, axes: tuple[tuple[int, ...], ...]) -> bool:
         blocks *= axes[1][6]  # columns are cut, so that each row is a run
     outputs = b.weight.numel // math.prod(b.weight.shape[2:])
     return bool(b.x.shape[0] * (b.x.shape[1] + 2 * outputs) * blocks <= _MOST)
+
+
+def is_products_static(b: Bindings, axes: tuple[tuple[object, ...], ...]) -> bool:
+    """The same by products; what is done again where sums are not finite has others."""
+    planes, rows = axes[0], axes[1]
+    blocks = -(-int(str(rows[3])) // (int(str(rows[4])) * int(str(rows[5]))))
+    tensors = 3 if b.residual is not None else 2
+    return bool(tensors * int(str(planes[3])) * b.x.shape[1] * blocks <= _MOST)

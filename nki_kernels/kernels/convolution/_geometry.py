@@ -307,7 +307,7 @@ def _slots(window: Window, fold: int) -> int:
     return window.kernel if window.transposed else -(-window.kernel // fold)
 
 
-def _axis(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...]:
+def axis_numbers(window: Window, fold: int, block: int, tile: int) -> tuple[object, ...]:
     """The fields of the kernel's `Axis`."""
     phases = window.phases() if fold == 1 else _folded(window, fold)[0]
     low, high = 0, window.size
@@ -327,7 +327,7 @@ def _planes_of_a_stream(problem: Problem, sharing: Sharing) -> int:
     return planes if problem.planes.kernel == 1 else -(-planes // sharing.blocks)
 
 
-def _bank(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int, int]:
+def bank_of(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int, int]:
     """Planes, rows and columns of a phase in one PSUM bank, in parts of nearly the same size."""
     left = hw.psum_bank_bytes // 4
     sizes = []
@@ -409,7 +409,7 @@ def _blocks(
 def blocks(problem: Problem, hw: Hardware) -> tuple[int, int]:
     """Planes and rows of outputs of a phase whose input is loaded at once."""
     sharing = sharing_of(problem, hw)
-    planes, rows = _blocks(problem, _bank(problem, sharing, hw), sharing, hw)
+    planes, rows = _blocks(problem, bank_of(problem, sharing, hw), sharing, hw)
     return planes, rows
 
 
@@ -434,7 +434,7 @@ def is_small(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
     # Weights that TensorE transposes would delay the first products, all being there before them.
     if problem.has_residual or (problem.taps > 1 and not problem.columns.transposed):
         return False
-    block = _blocks(problem, _bank(problem, sharing, hw), sharing, hw)
+    block = _blocks(problem, bank_of(problem, sharing, hw), sharing, hw)
     return _small_bytes(problem, block, sharing, hw) <= _SMALL_BYTES
 
 
@@ -460,13 +460,13 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
     """The fields of `Plan` but the last one; `layout` is that of the weight as a matrix."""
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
-    bank = _bank(problem, sharing, hw)
+    bank = bank_of(problem, sharing, hw)
     block = _blocks(problem, bank, sharing, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
     return (
-        _axis(problem.planes, 1, block[0], bank[0]),
-        _axis(problem.rows, fold, block[1], bank[1]),
-        _axis(problem.columns, 1, problem.columns.out, bank[2]),
+        axis_numbers(problem.planes, 1, block[0], bank[0]),
+        axis_numbers(problem.rows, fold, block[1], bank[1]),
+        axis_numbers(problem.columns, 1, problem.columns.out, bank[2]),
         fold,
         _row_steps(problem.rows, fold),
         problem.rows.fold_step,
@@ -489,7 +489,7 @@ def plan_bytes(problem: Problem, hw: Hardware) -> int:
     """Bytes of a partition that weights, input and result of a block take."""
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
-    planes, rows = _blocks(problem, _bank(problem, sharing, hw), sharing, hw)
+    planes, rows = _blocks(problem, bank_of(problem, sharing, hw), sharing, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
     weights = max(each, min(_WEIGHT_BYTES, weight_bytes(problem, problem.out_channels, fold, hw)))
     result = max(_STORE_BYTES, result_bytes(problem, [planes, rows]))

@@ -28,6 +28,14 @@ class Axis(NamedTuple):
     phases: tuple[Phase, ...]
 
 
+class Axes(NamedTuple):
+    """The axes alone, as `Plan` has them."""
+
+    planes: Axis
+    rows: Axis
+    columns: Axis
+
+
 class Plan(NamedTuple):
     """The axes, and how many kernel rows a product contracts.
 
@@ -74,6 +82,12 @@ class Block(NamedTuple):
     row: int
     planes_in: tuple[int, int]
     rows_in: tuple[int, int]
+
+
+def axes_of(numbers: tuple[Any, ...]) -> Axes:
+    """The axes that the host has planned."""
+    planes, rows, columns = numbers
+    return Axes(_axis_of(planes), _axis_of(rows), _axis_of(columns))
 
 
 def plan_of(numbers: tuple[Any, ...]) -> Plan:
@@ -156,7 +170,7 @@ def span(axis: Axis, first: int, count: int) -> tuple[int, int]:
     return low, max(min(high, axis.high), low + 1)
 
 
-def blocks_of(plan: Plan) -> list[Block]:
+def blocks_of(plan: Plan | Axes) -> list[Block]:
     """All blocks of outputs of a volume."""
     blocks = []
     for plane in range(0, most(plan.planes), plan.planes.block):

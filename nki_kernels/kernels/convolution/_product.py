@@ -22,6 +22,7 @@ import nki.language as nl
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish, lanes_of
 from trnx.nki_kernels.kernels.convolution._geometry import Phase, Tap
 from trnx.nki_kernels.kernels.convolution._plan import (
+    Axes,
     Axis,
     Block,
     Plan,
@@ -274,6 +275,19 @@ def clip(axis: Axis, tap: Tap, first: int, count: int) -> tuple[int, int]:
     return begin, min(count, tap[6] - first, (axis.high - 1 - offset) // tap[2] + 1)
 
 
+def slices_of(block: Block, part: BankPart, position: Position) -> list[slice]:
+    """What a kernel position takes of the input of a block, for a part of its outputs."""
+    taps, clips = position
+    starts = (block.planes_in[0], block.rows_in[0], 0)
+    slices = []
+    for axis in range(3):
+        begin, end = clips[axis]
+        stride = taps[axis][2]
+        start = taps[axis][1] + stride * (part[axis][1] + begin) - starts[axis]
+        slices.append(slice(start, start + stride * (end - begin - 1) + 1, stride))
+    return slices
+
+
 def _multiply(
     bank: nl.NkiTensor,
     inputs: Inputs,
@@ -291,13 +305,7 @@ def _multiply(
     if taps[1][4] > 0:
         left_tile = weights.masked[taps[1][4] - 1]
         slot = taps[0][0] * plan.columns.slots + taps[2][0]
-    starts = (job.block.planes_in[0], job.block.rows_in[0], 0)
-    slices = []
-    for axis in range(3):
-        begin, end = clips[axis]
-        stride = taps[axis][2]
-        start = taps[axis][1] + stride * (job.parts[number][axis][1] + begin) - starts[axis]
-        slices.append(slice(start, start + stride * (end - begin - 1) + 1, stride))
+    slices = slices_of(job.block, job.parts[number], position)
     target = bank[
         :, clips[0][0] : clips[0][1], clips[1][0] : clips[1][1], clips[2][0] : clips[2][1]
     ]
@@ -321,26 +329,33 @@ def _multiply(
     )
 
 
-def _zero(bank: nl.NkiTensor, dtype: object, side: int, plan: Plan) -> None:
+def zero(bank: nl.NkiTensor, dtype: object, where: tuple[int, ...], size: tuple[int, ...]) -> None:
     """A product of zeros, so that locations which no kernel position reaches at first are 0."""
-    size = bank.shape[1] * bank.shape[2] * bank.shape[3]
-    zeros = nl.ndarray((1, bank.shape[0] + size), dtype=dtype, buffer=nl.sbuf)
+    columns = bank.shape[1] * bank.shape[2] * bank.shape[3]
+    zeros = nl.ndarray((1, bank.shape[0] + columns), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
-    where: tuple[int, ...] = ()
-    tile: tuple[int, ...] = ()
-    if plan.streams * plan.sides > 1:
-        where = (0, side * plan.array_columns)
-        tile = (plan.array_rows, plan.array_columns)
     nisa.nc_matmul(
         dst=bank,
         stationary=zeros[:, 0 : bank.shape[0]],
         moving=zeros[:, bank.shape[0] :],
         tile_position=where,
-        tile_size=tile,
+        tile_size=size,
     )
 
 
-def _positions(plan: Plan, parts_of: BankPart, shape: tuple[int, ...]) -> list[Position | None]:
+def _zero(bank: nl.NkiTensor, dtype: object, side: int, plan: Plan) -> None:
+    """The same on the part of the array that a side has."""
+    where: tuple[int, ...] = ()
+    size: tuple[int, ...] = ()
+    if plan.streams * plan.sides > 1:
+        where = (0, side * plan.array_columns)
+        size = (plan.array_rows, plan.array_columns)
+    zero(bank, dtype, where, size)
+
+
+def positions_of(
+    plan: Plan | Axes, parts_of: BankPart, shape: tuple[int, ...]
+) -> list[Position | None]:
     """The kernel positions that reach anything of a bank `[out channels, planes, rows, columns]`,
     as (taps, clips). What reaches all comes first: it gives every location its first value, also
     where several ranges of rows take one kernel row; where nothing does, the first element is None.
@@ -392,7 +407,7 @@ def _outputs(axis: Axis, part: AxisPart, begin: int) -> slice:
     return slice(start, start + axis.step * (part[2] - 1) + 1, axis.step)
 
 
-def _parts_of(plan: Plan, block: Block) -> list[BankPart]:
+def parts_of_block(plan: Plan | Axes, block: Block) -> list[BankPart]:
     """The parts of a block that share a bank: one part of each axis."""
     parts = []
     for a in _banks(plan.planes, block.plane):
@@ -451,7 +466,7 @@ def convolve_blocks(
         for index in range(len(sides[side].blocks)):
             block = sides[side].blocks[index]
             lanes = nl.ds(side * plan.array_columns, width)
-            every = _parts_of(plan, block)
+            every = parts_of_block(plan, block)
             reached = _reached(every)
             if is_plain and added[index] is None and 0 < len(reached) < len(every):
                 _zero_unreached(results[index][lanes], plan, block)
@@ -515,7 +530,7 @@ def _multiply_banks(
         its: list[Position | None] = []
         if number < len(job.parts):
             part = job.parts[number]
-            its = _positions(plan, part, (width, part[0][2], part[1][2], part[2][2]))
+            its = positions_of(plan, part, (width, part[0][2], part[1][2], part[2][2]))
         positions.append(its)
         most = max(most, len(its))
     # Neighbours use different parts of the array, so that none waits for the one before it; a chunk
@@ -540,9 +555,13 @@ def _multiply_banks(
 
 def _where(job: Job, number: int, plan: Plan) -> tuple[slice, slice, slice]:
     """Where part `number` lies in the result of its block."""
-    part = job.parts[number]
+    return where_of(plan, job.block, job.parts[number])
+
+
+def where_of(plan: Plan | Axes, block: Block, part: BankPart) -> tuple[slice, slice, slice]:
+    """Where a part lies in the result of a block."""
     return (
-        _outputs(plan.planes, part[0], job.block.plane * plan.planes.step),
-        _outputs(plan.rows, part[1], job.block.row * plan.rows.step),
+        _outputs(plan.planes, part[0], block.plane * plan.planes.step),
+        _outputs(plan.rows, part[1], block.row * plan.rows.step),
         _outputs(plan.columns, part[2], 0),
     )

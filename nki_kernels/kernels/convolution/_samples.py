@@ -101,6 +101,15 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
                  **deep)  # fmt: skip
     yield sample("depthwise, every epilogue", (2, 6, 7, 5), (6, 1, 3, 3), groups=6, norm=True,
                  residual=(2, 6, 7, 5), activation="relu", **deep)  # fmt: skip
+    # Large enough for products with diagonals: whole images in a bank, two kernel rows a product.
+    yield sample("depthwise products", (2, 129, 14, 14), (129, 1, 3, 3), bf16, groups=129, **deep)
+    yield sample("depthwise products, pairs", (2, 144, 30, 28), (144, 1, 3, 3), bf16, groups=144,
+                 padding=[1], bias=True, activation="relu")  # fmt: skip
+    yield sample("depthwise products 7x7", (1, 65, 30, 28), (65, 1, 7, 7), bf16, groups=65,
+                 padding=[3], norm=True, residual=(1, 65, 30, 28))  # fmt: skip
+    yield sample("depthwise products 1d", (2, 127, 300), (127, 1, 4), bf16, groups=127, padding=[3])
+    yield sample("depthwise products, dilation", (1, 96, 40, 30), (96, 1, 4, 2), bf16, groups=96,
+                 dilation=[2, 3], padding=[3, 1])  # fmt: skip
     up: dict[str, Any] = {"transposed": True}
     yield sample("transposed", (2, 66, 5, 6), (66, 7, 3, 3), stride=[2], padding=[1], bias=True,
                  output_padding=[1], **up)  # fmt: skip
@@ -157,6 +166,10 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
                  stride=[2], padding=[1], output_padding=[1], **up)  # fmt: skip
     yield sample("transposed, depthwise, epilogue", (2, 130, 6, 5), (130, 1, 4, 3), groups=130,
                  stride=[2, 1], padding=[1, 0], bias=True, activation="relu", **up)  # fmt: skip
+    yield sample("transposed, depthwise products", (2, 144, 28, 24), (144, 1, 3, 3), bf16,
+                 groups=144, padding=[1], **up)  # fmt: skip
+    yield sample("transposed, depthwise products, phases", (2, 160, 28, 28), (160, 1, 3, 3), bf16,
+                 groups=160, stride=[2], padding=[1], output_padding=[1], **up)  # fmt: skip
     yield sample("transposed, depthwise, gaps", (2, 5, 4, 3), (5, 3, 2, 1), bf16, groups=5,
                  stride=[3, 2], bias=True, **up)  # fmt: skip
     for activation in ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid"):

@@ -7,6 +7,7 @@ rounding. No input is copied for kernel positions: see `_product.py`. float32, b
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import nki
@@ -16,7 +17,17 @@ from trnx.nki_kernels.kernels._blocking import DMA, operand_layout
 from trnx.nki_kernels.kernels.convolution._convolve import Operands, convolve
 from trnx.nki_kernels.kernels.convolution._depthwise import depthwise_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_plan, is_depthwise
-from trnx.nki_kernels.kernels.convolution._descriptors import is_depthwise_static, is_static
+from trnx.nki_kernels.kernels.convolution._depthwise_product import depthwise_product_kernel
+from trnx.nki_kernels.kernels.convolution._depthwise_product_host import (
+    products_plan,
+    products_shift,
+    tile_of,
+)
+from trnx.nki_kernels.kernels.convolution._descriptors import (
+    is_depthwise_static,
+    is_products_static,
+    is_static,
+)
 from trnx.nki_kernels.kernels.convolution._epilogue import Norm
 from trnx.nki_kernels.kernels.convolution._geometry import blocks, plan, sharing_of
 from trnx.nki_kernels.kernels.convolution._host import (
@@ -75,6 +86,13 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if is_depthwise(b):
         numbers, has_images = depthwise_plan(b, windows_of(b), hw)
         few = is_depthwise_static(b, numbers)
+        if (products := products_plan(b, windows_of(b), hw)) is not None:
+            few = few and is_products_static(b, products)
+            shift = products_shift(b, windows_of(b), hw)
+            tile = tile_of(b, windows_of(b), hw)
+            more = (result_shape(b), products, tile, shift, numbers, has_images, few)
+            launch = Launch.of(depthwise_product_kernel, b, NAMES, *more)
+            return replace(launch, unknown_trips=0)
         return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images, few)
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)

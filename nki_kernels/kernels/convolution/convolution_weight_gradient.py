@@ -14,6 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
 from trnx.nki_kernels.kernels.convolution._descriptors import is_gradient_static
 from trnx.nki_kernels.kernels.convolution._product import load, store
@@ -69,6 +70,8 @@ from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
 
+# Products, at half rate: as long as DMA takes for the first operands.
+_WARM_UP = 18
 # Positions whose transposes are made before the products of the first of them.
 _AHEAD = 6
 # The last places of all, whose products are ordered by bank.
@@ -155,6 +158,7 @@ def convolution_weight_gradient_kernel(
     rows = shape[0] // groups
     waiting: list[Ready] = []
     is_flat = taps == 1 and is_inside(axes)
+    warm_up(_WARM_UP)
     masks = [] if is_flat else _masks(axes)
     for group in range(0, groups, together):
         some = min(together, groups - group)

@@ -1,0 +1,371 @@
+"""NKI: convolutions in which every input channel is a group, as products of TensorE.
+
+The array is used as tiles of 32 or 64 columns, each of which multiplies the inputs of as many
+channels with a diagonal of weights, a product a kernel position; sums stay in PSUM. A tile has as
+many rows, or twice as many: then the second half of its partitions holds the input of the first,
+shifted by a kernel row (`shift` input rows), so that a product takes two kernel rows. Tiles of
+other rows (*streams*) have other channels or blocks of outputs, those of other columns (*sides*)
+other blocks.
+
+The zeros beside a diagonal make NaN of other channels next to an infinity or NaN. So the sums of
+each bank are added up: where a total is not finite, a run computes everything once more by
+`convolve_channels`, in which channels do not meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._repairs import repairs_of
+from trnx.nki_kernels.kernels._warm_up import warm_up
+from trnx.nki_kernels.kernels.convolution._convolve import volumes_of, with_planes
+from trnx.nki_kernels.kernels.convolution._depthwise import (
+    Depthwise,
+    DepthwiseAxis,
+    axis_of,
+    convolve_channels,
+)
+from trnx.nki_kernels.kernels.convolution._depthwise_operands import (
+    Given,
+    copy_round,
+    diagonal_of,
+    diagonals_of,
+    filters_of,
+    is_pair,
+    load_filters,
+    load_round,
+    rows_of_tile,
+)
+from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
+    Cell,
+    Side,
+    Taken,
+    outputs_of,
+    rounds_of,
+    sides_with,
+    taken_of,
+)
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, finish
+from trnx.nki_kernels.kernels.convolution._plan import Axes, axes_of
+from trnx.nki_kernels.kernels.convolution._product import (
+    BankPart,
+    load,
+    parts_of_block,
+    slices_of,
+    store,
+    where_of,
+    zero,
+)
+
+# Products, at half rate: as long as DMA takes for the first weights and inputs.
+_WARM_UP = 14
+
+
+@nki.jit
+def depthwise_product_kernel(
+    x: nl.NkiTensor,
+    weight: nl.NkiTensor,
+    bias: nl.NkiTensor | None,
+    residual: nl.NkiTensor | None,
+    norm_weight: nl.NkiTensor | None,
+    norm_bias: nl.NkiTensor | None,
+    mean: nl.NkiTensor | None,
+    variance: nl.NkiTensor | None,
+    eps: float,
+    activation: str,
+    transposed: bool,
+    groups: int,
+    shape: tuple[int, ...],
+    numbers: tuple[Any, ...],
+    tile: int,
+    shift: int,
+    exact: tuple[tuple[int, ...], ...],
+    has_images: bool,
+    is_static: bool,
+    cores: int = 1,
+) -> nl.NkiTensor:
+    """As `depthwise_kernel`, of 1 or 2 dimensions, one output a channel. `numbers`: the axes of the
+    products, planes being images; `tile`: columns of a tile of the array; `shift`: input rows
+    between two kernel rows of a product, or 0; `exact`: the axes of `convolve_channels`. `cores`
+    share images.
+    """
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    axes = axes_of(numbers)
+    first, end = share_of(shape[0], cores, axes.planes.block)
+    if first < end:
+        norm = None
+        if mean is not None:
+            norm = Norm(norm_weight, norm_bias, mean, variance, eps)
+        given = Depthwise(out, x, weight, bias, norm, residual, activation, transposed, groups)
+        for _ in nl.dynamic_range(_convolve(given, axes, (tile, shift), (first, end), is_static)):
+            _repair(given, exact, has_images, is_static, first, end)
+    return out
+
+
+def _repair(
+    given: Depthwise,
+    exact: tuple[tuple[int, ...], ...],
+    has_images: bool,
+    is_static: bool,
+    first: int,
+    end: int,
+) -> None:
+    """Images `first .. end` once more."""
+    some = nl.ds(first, end - first)
+    residual = None if given.residual is None else given.residual[some]
+    part = Depthwise(
+        given.out[some], given.x[some], given.weight, given.bias, given.norm, residual,
+        given.activation, given.transposed, given.groups,
+    )  # fmt: skip
+    planes = axis_of(exact[0])
+    if has_images:
+        block = min(planes.block, end - first)
+        planes = DepthwiseAxis(end - first, end - first, 1, 1, 0, 1, block)
+    axes = (planes, axis_of(exact[1]), axis_of(exact[2]))
+    convolve_channels(part, axes, has_images, is_static, None)
+
+
+def _convolve(
+    tensors: Depthwise,
+    axes: Axes,
+    how: tuple[int, int],
+    images: tuple[int, int],
+    is_static: bool,
+) -> object:
+    """`images` (first, end) by products; a register: 0 where all sums are finite, else 1. `how`:
+    columns of a tile, and `shift`.
+    """
+    columns_of_tile, shift = how
+    warm_up(_WARM_UP)
+    residual = None
+    if tensors.residual is not None:
+        residual = volumes_of(tensors.residual, 1)[0]
+    wide = with_planes(tensors.weight, 1)
+    weight = wide.reshape((wide.shape[0], wide.shape[2] * wide.shape[3] * wide.shape[4]))
+    zeros = nl.ndarray(
+        (nl.tile_size.pmax, axes.planes.block, max(1, shift), volumes_of(tensors.x, 1)[0].shape[3]),
+        dtype=tensors.x.dtype, buffer=nl.sbuf,
+    )  # fmt: skip
+    nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
+    given = Given(
+        tensors, volumes_of(tensors.out, 1)[0], volumes_of(tensors.x, 1)[0], residual, weight, axes,
+        diagonal_of(weight.dtype, columns_of_tile), zeros, columns_of_tile, shift, is_static,
+        [], [],
+    )  # fmt: skip
+    pmax = nl.tile_size.pmax
+    streams, sides_of_round = pmax // rows_of_tile(given), pmax // columns_of_tile
+    rounds = rounds_of(axes, tensors.groups, images, columns_of_tile, streams, sides_of_round)
+    columns = 0
+    for sides in rounds:
+        banks = len(sides[0].cells)
+        columns = columns + banks * len(parts_of_block(axes, sides[0].cells[0].block))
+    totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
+    for sides in rounds:
+        for side in sides:
+            for stream in range(len(side.cells)):
+                load_filters(given, side, stream)
+    ready = load_round(given, rounds[0])
+    column = 0
+    for number in range(len(rounds)):
+        tiles = ready
+        if number + 1 < len(rounds):
+            # The next inputs come during these products.
+            ready = load_round(given, rounds[number + 1])
+        for side in rounds[number]:
+            for stream in range(len(side.cells)):
+                diagonals_of(given, filters_of(given, side, stream))
+        copy_round(given, rounds[number], tiles)
+        column = _convolve_round(given, rounds[number], tiles, totals, column)
+    good = nl.ndarray((pmax, columns), dtype=nl.bfloat16, buffer=nl.sbuf)
+    # 0 times a number is 0, times an infinity or NaN it is NaN.
+    nisa.tensor_scalar(
+        dst=good, data=totals, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
+    )
+    ones = nl.ndarray((pmax, 1), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
+    return repairs_of(good, ones)
+
+
+def _convolve_round(
+    given: Given, sides: list[Side], tiles: list[nl.NkiTensor], totals: nl.NkiTensor, column: int
+) -> int:
+    """The outputs of some sides; `column`: the next one of the totals, which is returned."""
+    axes = given.axes
+    results: list[nl.NkiTensor] = []
+    added: list[nl.NkiTensor | None] = []
+    streams = len(sides[0].cells)
+    for stream in range(streams):
+        count = sides_with(sides, stream)
+        planes, rows, columns = outputs_of(axes, sides[0].cells[0].block)
+        shape = (count * given.tile, planes, rows, columns)
+        results.append(nl.ndarray(shape, dtype=given.out.dtype, buffer=nl.sbuf))
+        added.append(_load_added(given, sides, stream, shape))
+    for number in range(len(parts_of_block(axes, sides[0].cells[0].block))):
+        banks = _multiply(given, sides, tiles, number)
+        for stream in range(streams):
+            total = totals[0 : banks[stream].shape[0], nl.ds(column, 1)]
+            its = (banks[stream], results[stream], added[stream])
+            _finish(given, sides, stream, its, number, total)
+            column = column + 1
+    for stream in range(streams):
+        for side in range(sides_with(sides, stream)):
+            cell = sides[side].cells[stream]
+            source = results[stream][nl.ds(side * given.tile, cell.number)]
+            _store(given, _part_of(given.out, axes, cell), source)
+    return column
+
+
+def _store(given: Given, target: nl.NkiTensor, source: nl.NkiTensor) -> None:
+    """The outputs of a cell; an image at a time where triggers take no time, as what several have
+    of some channels is no rectangle, and seems to overlap that of other channels.
+    """
+    planes = target.shape[1]
+    each = 1 if given.is_static else planes
+    for plane in range(0, planes, each):
+        some = nl.ds(plane, each)
+        store(target[:, some], source[:, some], False, given.is_static)
+
+
+def _load_added(
+    given: Given, sides: list[Side], stream: int, shape: tuple[int, ...]
+) -> nl.NkiTensor | None:
+    """What is added to the outputs of a stream."""
+    if given.residual is None:
+        return None
+    added = nl.ndarray(shape, dtype=given.out.dtype, buffer=nl.sbuf)
+    count = sides_with(sides, stream)
+    if sides[count - 1].cells[stream].number < given.tile:
+        nisa.memset(dst=added, value=0.0, engine=nisa.engine.gpsimd)
+    for side in range(count):
+        cell = sides[side].cells[stream]
+        target = added[nl.ds(side * given.tile, cell.number)]
+        load(target, _part_of(given.residual, given.axes, cell), False, given.is_static)
+    return added
+
+
+def _part_of(tensor: nl.NkiTensor, axes: Axes, cell: Cell) -> nl.NkiTensor:
+    """The outputs of a cell in HBM."""
+    front, top = cell.block.plane * axes.planes.step, cell.block.row * axes.rows.step
+    planes, rows, _ = outputs_of(axes, cell.block)
+    some = tensor[nl.ds(cell.first, cell.number)]
+    return some[:, nl.ds(front, planes), nl.ds(top, rows), :]
+
+
+def _multiply(
+    given: Given, sides: list[Side], tiles: list[nl.NkiTensor], number: int
+) -> list[nl.NkiTensor]:
+    """The sums of part `number` of each cell: a bank for each stream, with all sides."""
+    axes = given.axes
+    part = parts_of_block(axes, sides[0].cells[0].block)[number]
+    banks: list[nl.NkiTensor] = []
+    for stream in range(len(sides[0].cells)):
+        shape = (sides_with(sides, stream) * given.tile, part[0][2], part[1][2], part[2][2])
+        banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+    most = 0
+    every: list[list[Taken | None]] = []
+    for one in sides:
+        for cell in one.cells:
+            its = parts_of_block(axes, cell.block)[number]
+            every.append(taken_of(axes, its, given.shift if is_pair(given, cell) else 0))
+            most = max(most, len(every[-1]))
+    # Neighbours use different tiles of the array, so that none waits for the one before it.
+    for turn in range(most):
+        index = 0
+        for side in range(len(sides)):
+            for stream in range(len(sides[side].cells)):
+                if turn < len(every[index]):
+                    bank = banks[stream][nl.ds(side * given.tile, given.tile)]
+                    where = (side, stream, number)
+                    _multiply_taken(given, bank, sides, tiles, every[index][turn], where)
+                index = index + 1
+    return banks
+
+
+def _multiply_taken(
+    given: Given,
+    bank: nl.NkiTensor,
+    sides: list[Side],
+    tiles: list[nl.NkiTensor],
+    taken: Taken | None,
+    where: tuple[int, int, int],
+) -> None:
+    """What is taken for a cell's part of a bank, of which zeros are None; `where`: its side,
+    stream, and the number of the part.
+    """
+    side, stream, number = where
+    axes = given.axes
+    if taken is None:
+        zero(bank, given.weight.dtype, (0, side * given.tile), (given.tile, given.tile))
+        return
+    weights = diagonals_of(given, filters_of(given, sides[side], stream))
+    cell = sides[side].cells[stream]
+    taps, clips = taken.position
+    slot = (taps[0][0] * axes.rows.slots + taps[1][0]) * axes.columns.slots + taps[2][0]
+    part: BankPart = parts_of_block(axes, cell.block)[number]
+    planes, rows, columns = slices_of(cell.block, part, taken.position)
+    rows = slice(rows.start + given.shift, rows.stop + given.shift, rows.step)
+    place = stream * rows_of_tile(given)
+    size = 2 * given.tile if taken.is_pair else given.tile
+    lanes = nl.ds(place, size if taken.is_pair else cell.number)
+    nisa.nc_matmul(
+        dst=bank[
+            :, clips[0][0] : clips[0][1], clips[1][0] : clips[1][1], clips[2][0] : clips[2][1]
+        ],
+        stationary=weights[lanes, slot, :],
+        moving=tiles[side][lanes, planes, rows, columns],
+        tile_position=(place, side * given.tile),
+        tile_size=(size, given.tile),
+    )
+
+
+def _finish(
+    given: Given,
+    sides: list[Side],
+    stream: int,
+    tiles: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor | None],
+    number: int,
+    total: nl.NkiTensor,
+) -> None:
+    """The epilogue of a bank: of all sides at once where they have the same channels; and its
+    total.
+    """
+    tensors = given.tensors
+    bank, result, added = tiles
+    p, r, q = _where_of_part(given, sides, number)
+    is_plain = tensors.bias is None and tensors.norm is None
+    if is_plain and added is None and tensors.activation == "none":
+        nisa.activation(
+            dst=result[:, p, r, q], op=nl.copy, data=bank, reduce_op=nl.add, reduce_res=total,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )  # fmt: skip
+        return
+    nisa.tensor_reduce(dst=total, op=nl.add, data=bank, axis=(1, 2, 3))
+    count = sides_with(sides, stream)
+    first = 0
+    while first < count:
+        cell = sides[first].cells[stream]
+        end = first + 1
+        while end < count and (is_plain or sides[end].cells[stream].first == cell.first):
+            end = end + 1
+        lanes = nl.ds(first * given.tile, (end - first) * given.tile)
+        filters = filters_of(given, sides[first], stream)
+        then = filters.thens[stream if sides[first].is_whole else 0]
+        scale = None if then.scale is None else then.scale[lanes]
+        shift = None if then.shift is None else then.shift[lanes]
+        more = None if added is None else added[lanes, p, r, q]
+        # By ScalarE, as VectorE has the totals.
+        its = Epilogue(scale, shift, then.activation)
+        finish(result[lanes, p, r, q], bank[lanes], more, its, 0)
+        first = end
+
+
+def _where_of_part(given: Given, sides: list[Side], number: int) -> tuple[slice, slice, slice]:
+    """Where a part lies in the result of each block, which are alike."""
+    block = sides[0].cells[0].block
+    return where_of(given.axes, block, parts_of_block(given.axes, block)[number])

@@ -1,0 +1,188 @@
+"""When a convolution of one channel a group is done by products, and how it is blocked then (host
+side); see `_depthwise_product.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from trnx.nki_kernels.kernels.convolution._depthwise_plan import is_depthwise
+from trnx.nki_kernels.kernels.convolution._geometry import (
+    Problem,
+    Sharing,
+    Window,
+    axis_numbers,
+    bank_of,
+    input_bytes,
+    result_bytes,
+    trivial,
+)
+from trnx.nki_kernels.spec import Bindings
+from trnx.simulator.hardware import Hardware
+
+# Bytes of a partition for the input of a block, and for its outputs.
+_INPUT_BYTES, _OUTPUT_BYTES = 6144, 8192
+# Times that all tiles of the array are filled, so that loads, products and stores overlap.
+_ROUNDS = 5
+# Columns of the smallest tile of the array.
+_TILE = 32
+# Share of the cycles with small tiles that those with large ones take at most to be taken.
+_WORTH = 0.85
+# Tiles of the array, and cycles between two products of different ones (MM_INIT_LATENCY,
+# trainium_inferentia2_arch.rst).
+_TILES, _LEAST_CYCLES = 16, 64
+# Elements that the start of an instruction of VectorE takes the time of.
+_START = 73
+# Where VectorE, ScalarE and GpSimdE multiply and add: their time against VectorE's alone.
+_SHARED = 0.7
+# Outputs of one of its instructions, at most.
+_MOST_OUTPUTS = 1024
+# The share of a partition of SBUF that two rounds may fill.
+_SHARE = 0.7
+# For the first load and the check of all sums.
+_ENDS_SECONDS = 2e-6
+
+
+def products_plan(
+    b: Bindings, windows: list[Window], hw: Hardware
+) -> tuple[tuple[object, ...], ...] | None:
+    """The fields of the kernel's axes; None where VectorE is faster, or alone possible: NeuronCore-
+    v2 has tiles of 64, and products of float32 take four times as long.
+    """
+    if not is_depthwise(b) or hw.generation < 3 or b.x.dtype.itemsize != 2 or len(windows) > 2:
+        return None
+    if b.weight.shape[:2] != (b.groups, 1) or b.groups < _TILE:
+        return None
+    problem = _problem(b, windows, hw)
+    bank = _bank(problem, hw)
+    shift = products_shift(b, windows, hw)
+    if _product_seconds(b, problem, bank, shift, hw) > _vector_seconds(b, problem, hw):
+        return None
+    planes, rows = _block(b, problem, bank, shift, hw)
+    images = trivial(b.x.shape[0])
+    if _bytes(b, problem, (planes, rows), hw) > _SHARE * hw.sbuf_partition_bytes:
+        return None
+    return (
+        axis_numbers(images, 1, planes, bank[0]),
+        axis_numbers(problem.rows, 1, rows, bank[1]),
+        axis_numbers(problem.columns, 1, problem.columns.out, bank[2]),
+    )
+
+
+def products_shift(b: Bindings, windows: list[Window], hw: Hardware) -> int:
+    """Input rows between two kernel rows that a product takes together, or 0: where strides or
+    phases skip rows, as copies of all of them would take longer than is saved; and where a bank has
+    whole images, as zeros of the padding would lie between what is loaded.
+    """
+    problem = _problem(b, windows, hw)
+    rows = problem.rows
+    is_possible = rows.kernel > 1 and rows.stride == 1 and rows.dilation < rows.size
+    return rows.dilation if is_possible and _bank(problem, hw)[0] == 1 else 0
+
+
+def tile_of(b: Bindings, windows: list[Window], hw: Hardware) -> int:
+    """Columns of a tile of the array: 64 where sixteen tiles of 32 would be done before products of
+    others may start.
+    """
+    if products_shift(b, windows, hw) > 0:
+        return _TILE
+    size = math.prod(_bank(_problem(b, windows, hw), hw))
+    small, large = (_cycles(b.groups, size, tile, hw) for tile in (_TILE, 2 * _TILE))
+    return 2 * _TILE if large <= _WORTH * small else _TILE
+
+
+def _cycles(channels: int, size: int, tile: int, hw: Hardware) -> float:
+    """Of TensorE, for a kernel position of a bank of all channels."""
+    return -(-channels // tile) * max(_LEAST_CYCLES, size / (hw.partitions // tile) ** 2)
+
+
+def _bank(problem: Problem, hw: Hardware) -> tuple[int, int, int]:
+    """Planes, rows and columns of a phase in one PSUM bank."""
+    return bank_of(problem, Sharing(1, 1, hw.partitions, 1, hw.partitions), hw)
+
+
+def _problem(b: Bindings, windows: list[Window], hw: Hardware) -> Problem:
+    """Of 32 channels of the images of a core."""
+    images = trivial(-(-b.x.shape[0] // hw.cores))
+    columns = windows[1] if len(windows) > 1 else trivial(1)
+    has_residual = b.residual is not None
+    return Problem(_TILE, _TILE, b.x.dtype.itemsize, images, windows[0], columns, has_residual)
+
+
+def _banks(problem: Problem, bank: tuple[int, int, int]) -> int:
+    """Parts of a phase that share a bank."""
+    axes = (problem.planes, problem.rows, problem.columns)
+    outputs = (-(-axis.out // axis.step) for axis in axes)
+    return math.prod(-(-count // size) for count, size in zip(outputs, bank, strict=True))
+
+
+def _product_seconds(
+    b: Bindings, problem: Problem, bank: tuple[int, int, int], shift: int, hw: Hardware
+) -> float:
+    """TensorE's time, or VectorE's for the check of the sums."""
+    quadrants = -(-b.groups // _TILE)
+    banks = _banks(problem, bank)
+    size = math.prod(bank)
+    cycles = max(_LEAST_CYCLES, size / min(_TILES, quadrants * banks))
+    taps = problem.taps
+    if shift > 0:
+        taps = taps // problem.rows.kernel * -(-problem.rows.kernel // 2)
+        cycles = max(_LEAST_CYCLES, 2 * size / min(_TILES, 2 * quadrants * banks))
+    tensor = quadrants * banks * taps * cycles / hw.pe_clock
+    phases = problem.rows.step * problem.columns.step
+    vector = -(-quadrants * banks // 4) * phases * (size + _START) / hw.vector_clock
+    return float(max(tensor, vector) + _ENDS_SECONDS)
+
+
+def _vector_seconds(b: Bindings, problem: Problem, hw: Hardware) -> float:
+    """The time of the other way."""
+    rows = -(-b.groups * problem.planes.out // hw.partitions)
+    outputs = -(-problem.rows.out // problem.rows.step) * -(
+        -problem.columns.out // problem.columns.step
+    )
+    starts = _START * max(1.0, outputs / _MOST_OUTPUTS)
+    return float(_SHARED * rows * (outputs + starts) * problem.taps / hw.vector_clock)
+
+
+def _block(
+    b: Bindings, problem: Problem, bank: tuple[int, int, int], shift: int, hw: Hardware
+) -> tuple[int, int]:
+    """Planes and rows of outputs of a phase whose input is loaded at once: the most that leave
+    enough rounds.
+    """
+    quadrants = -(-b.groups // _TILE)
+    tiles = _TILES // 2 if shift > 0 else _TILES
+    chosen = (bank[0], bank[1])
+    for planes, rows in _sizes(problem, bank):
+        needed = input_bytes(problem, planes, rows, 1, hw)
+        if needed > _INPUT_BYTES or result_bytes(problem, [planes, rows]) > _OUTPUT_BYTES:
+            continue
+        blocks = -(-problem.planes.out // planes) * -(-_outputs(problem.rows) // rows)
+        if quadrants * blocks >= _ROUNDS * tiles:
+            chosen = (planes, rows)
+    return chosen
+
+
+def _sizes(problem: Problem, bank: tuple[int, int, int]) -> Iterator[tuple[int, int]]:
+    """Planes and rows of blocks, the smallest first: rows in even pieces, then whole images."""
+    rows = _outputs(problem.rows)
+    parts = -(-rows // bank[1])
+    for pieces in range(parts, 0, -1):
+        yield bank[0], min(rows, -(-parts // pieces) * bank[1])
+    for planes in range(2 * bank[0], problem.planes.out + 1, bank[0]):
+        yield planes, rows
+
+
+def _outputs(window: Window) -> int:
+    return -(-window.out // window.step)
+
+
+def _bytes(b: Bindings, problem: Problem, block: tuple[int, int], hw: Hardware) -> int:
+    """Of a partition, for the inputs and results of two rounds, and for the filters."""
+    results = result_bytes(problem, list(block)) * (2 if problem.has_residual else 1)
+    filters = -(-b.groups // (2 * _TILE)) + 2
+    return int(
+        8 * (input_bytes(problem, *block, 1, hw) + results)
+        + filters * problem.taps * 2 * _TILE * problem.itemsize
+    )

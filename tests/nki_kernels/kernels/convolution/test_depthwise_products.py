@@ -1,0 +1,145 @@
+"""Convolutions of one channel a group as products with diagonals: when, and what is not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import trnx
+from trnx import simulator
+from trnx.nki_kernels import registry
+from trnx.nki_kernels.spec import Bindings, Launch
+from trnx.simulator.hardware import hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program.program import Program
+from trnx.simulator.timing.profile import predicted_seconds
+
+SPEC = registry.kernels()["convolution"]
+# Whole images in a bank; two kernel rows a product; phases; one dimension.
+FORMS: dict[str, dict[str, Any]] = {
+    "images": {"x": (2, 160, 14, 14), "kernel": (3, 3)},
+    "pairs": {"x": (2, 144, 30, 28), "kernel": (3, 3)},
+    "phases": {"x": (2, 160, 28, 28), "kernel": (3, 3), "stride": 2, "transposed": True},
+    "1d": {"x": (2, 96, 600), "kernel": (4,)},
+}
+
+
+def given(
+    x: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: int = 1,
+    transposed: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    activation: str = "none",
+) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    dims = len(kernel)
+    weight = torch.randn((x[1], 1, *kernel), generator=generator).to(dtype)
+    names = ("bias", "residual", "norm_weight", "norm_bias", "mean", "variance", "sizes")
+    return {
+        "x": torch.randn(x, generator=generator).to(dtype), "weight": weight, "eps": 0.0,
+        "activation": activation, "stride": [stride] * dims,
+        "padding": [size // 2 for size in kernel], "dilation": [1] * dims,
+        "transposed": transposed, "output_padding": [stride - 1] * dims, "groups": x[1],
+    } | dict.fromkeys(names)  # fmt: skip
+
+
+def launched(values: dict[str, Any], target: str) -> Launch:
+    bindings = Bindings(
+        {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+    )
+    assert SPEC.supports(bindings, hardware(target)) is None
+    return SPEC.launch(bindings, hardware(target))
+
+
+def run(values: dict[str, Any], target: str) -> torch.Tensor:
+    launch = launched(values, target)
+    names = iter(launch.tensor_names)
+    arguments = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
+    result: torch.Tensor = simulator.simulate(launch.kernel, target=target)(*arguments)
+    return result
+
+
+def by_products(values: dict[str, Any], target: str) -> bool:
+    return launched(values, target).kernel.__name__ == "depthwise_product_kernel"
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("where", ["x", "weight", "nowhere"])
+def test_what_is_not_finite_stays_in_its_channel(form: str, target: str, where: str) -> None:
+    values = given(**FORMS[form])
+    assert by_products(values, target)
+    if where == "x":
+        values["x"][0, 3, 5], values["x"][1, 40, 0] = torch.inf, torch.nan
+    elif where == "weight":
+        # In the middle of the kernel, as eager lets others meet zeros of the padding.
+        values["weight"][70].view(-1)[values["weight"][70].numel() // 2] = -torch.inf
+    expected = SPEC.reference(**values)
+    finite = expected.isfinite().flatten(2).all(-1).any(0)
+    assert finite.sum() >= finite.numel() - 2
+    got = run(values, target)
+    torch.testing.assert_close(got, expected, rtol=1.6e-2, atol=1e-2, equal_nan=True)
+
+
+def test_an_infinity_that_the_activation_hides_is_found() -> None:
+    """Relu makes 0 of it, and of NaN in other channels what the chip pleases."""
+    values = given(**FORMS["pairs"], activation="relu")
+    values["x"][0, 3, 5] = -torch.inf
+    torch.testing.assert_close(
+        run(values, "trn2"), SPEC.reference(**values), rtol=1.6e-2, atol=1e-2, equal_nan=True
+    )
+
+
+def test_sums_that_overflow_as_a_total_are_as_they_are() -> None:
+    values = given(**FORMS["images"])
+    values["x"].fill_(2.0**120)
+    torch.testing.assert_close(
+        run(values, "trn2"), SPEC.reference(**values), rtol=1.6e-2, atol=1e-2
+    )
+
+
+def test_products_are_for_types_of_two_bytes_and_many_outputs() -> None:
+    assert not by_products(given((2, 160, 14, 14), (3, 3), dtype=torch.float32), "trn2")
+    assert not by_products(given((1, 160, 2, 2), (3, 3)), "trn2")
+    assert not by_products(given((2, 31, 14, 14), (3, 3)), "trn2")
+    assert not by_products(given((2, 160, 14, 14), (3, 3)), "trn1")
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "microseconds"),
+    [(112, 3, 2, 75.0), (56, 3, 1, 75.0), (56, 7, 1, 160.0)],
+)
+def test_tensor_engine_bounds_layers_of_image_models(
+    size: int, kernel: int, stride: int, microseconds: float
+) -> None:
+    """VectorE took 145, 171 and 634 us on trn2."""
+    values = given((8, 96, size, size), (kernel, kernel), stride) | {"output_padding": [0, 0]}
+    launch = launched(values, "trn2")
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
+    assert isinstance(program, Program)
+    assert launch.unknown_trips == 0
+    assert predicted_seconds(program, hardware("trn2"), 0) < microseconds * 1e-6
+
+
+@pytest.mark.parametrize("value", [torch.inf, 1.0])
+@pytest.mark.parametrize("images", [1, 3, 4])
+def test_cores_share_images(images: int, value: float) -> None:
+    """Each repairs what is its own."""
+    values = given((images, 160, 28, 28), (3, 3))
+    x, weight = values["x"], values["weight"]
+    x[-1, 3, 5, 7] = value
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, padding=1, groups=160)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="trnx", options={"select": "legal", "lnc": 2})
+    with trnx.collect_reports() as reports:
+        got = compiled(x, weight)
+    assert [r.kernel for report in reports for r in report.regions] == ["convolution"]
+    expected = SPEC.reference(**values)
+    torch.testing.assert_close(got, expected, rtol=1.6e-2, atol=1e-2, equal_nan=True)
