@@ -185,6 +185,12 @@ class KernelCall:
         self._results: list[tuple[int | None, Callable[[], torch.Tensor] | None]] = [
             (None, None) if place is None else (place.buffer, place.new_memory) for place in wanted
         ]
+        # Where the frame has none of them.
+        self._new = (
+            [place.spec for place in wanted if place is not None]
+            if all(place is not None and place.buffer is None for place in wanted)
+            else None
+        )
         self._returned = [results.index(node) for node in self._region.outputs]
         self._returns_all = self._returned == list(range(len(results)))
 
@@ -194,20 +200,38 @@ class KernelCall:
             return list(self._eager()([values[i] for i in self._inputs]))
         # Loops: under Dynamo a comprehension costs a Python call in Python 3.11, and a small kernel
         # as much as ten of them.
-        outputs: list[Any] = []
-        for buffer, new_memory in self._results:
-            if new_memory is not None:
-                outputs.append(new_memory())
-            else:
-                outputs.append(None if buffer is None else frame[buffer])
         tensors = []
         for i, read in self._tensors:
             tensors.append(values[i] if read is None else read(values[i]))
         try:
-            prepared.run(tensors, outputs)
+            outputs = None if prepared.compute is None else self._computed(prepared, tensors)
+            if outputs is None:
+                outputs = []
+                for buffer, new_memory in self._results:
+                    if new_memory is not None:
+                        outputs.append(new_memory())
+                    else:
+                        outputs.append(None if buffer is None else frame[buffer])
+                prepared.run(tensors, outputs)
         except Exception as error:  # noqa: BLE001  the fallback boundary
             return self._instead(error, values)
         return outputs if self._returns_all else [outputs[i] for i in self._returned]
+
+    def _computed(self, prepared: Prepared, tensors: list[torch.Tensor]) -> list[Any] | None:
+        """The results, where all may be in memory of their own and lie there as planned."""
+        if self._new is None or prepared.compute is None:
+            return None
+        found = prepared.compute(tensors)
+        if found is None:
+            return None
+        for result, spec in zip(found, self._new, strict=True):
+            if (
+                result.stride() != spec.strides
+                or result.shape != spec.shape
+                or result.dtype is not spec.dtype
+            ):
+                return None
+        return list(found)
 
     def _instead(self, error: Exception, values: Sequence[Any]) -> list[torch.Tensor]:
         """The region in eager, which raises its own error where the user's values are at fault."""

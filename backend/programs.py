@@ -17,6 +17,7 @@ from trnx.simulator import trace
 from trnx.simulator.fork_locks import fork_lock
 from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.program.program import Program
+from trnx.simulator.program.proof import Claim
 
 # While a graph compiles: kernels are traced to predict them, and most of those are not chosen.
 CAPACITY = 256
@@ -105,8 +106,8 @@ class ProgramCache:
                 known = self._found(key)
             return self._trace(key, launch, target) if known is None else known
 
-    def replayable(self, launch: Launch, target: str) -> Program:
-        """A Program of `launch` for who runs it."""
+    def replayable(self, launch: Launch, target: str, claim: Claim | None = None) -> Program:
+        """A Program of `launch` for who runs it, and what it is claimed to compute."""
         key = launch_key(launch, target)
         with self._lock:
             known = self._replayed.get(key)
@@ -115,7 +116,7 @@ class ProgramCache:
         found = kept_program(
             launch,
             target,
-            lambda: self._shortened(launch, target),
+            lambda: self._shortened(launch, target, claim),
             # Whoever asks for its instructions later: with this Program in its place.
             lambda: _recorded(launch, target).rows,
         )
@@ -126,9 +127,9 @@ class ProgramCache:
                 self._programs.put(key, found)
         return found
 
-    def _shortened(self, launch: Launch, target: str) -> Program:
+    def _shortened(self, launch: Launch, target: str, claim: Claim | None) -> Program:
         program = self.get(launch, target)
-        program.shorten()
+        program.shorten(claim)
         return program
 
     def _found(self, key: Hashable) -> Program | None:

@@ -233,6 +233,8 @@ class KernelSpec:
     1` is the number of programs that share the work (`kernels/_cores.py`).
     `samples(generator)` yields seeded inputs with edge shapes. `fuses`: smaller kernels can do the
     same one after another, and this one is chosen where it is predicted to be faster than they.
+    `is_operator`: the reference is an operator of torch on sums of products, which takes the place
+    of the steps that the simulator recorded where it is proven to compute the same.
     """
 
     name: str
@@ -245,6 +247,7 @@ class KernelSpec:
     launch: Callable[[Bindings, Hardware], Launch] = None  # type: ignore[assignment]  # by name
     strided: frozenset[str] = frozenset()
     fuses: bool = False
+    is_operator: bool = False
     builtin: bool = False  # set by the registry: a kernel of this package
 
     def __new__(cls, *_: Any, **parts: Any) -> Self:

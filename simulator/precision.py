@@ -22,6 +22,7 @@ _REDUCED = ("bf16", "tf32")
 
 # Of all CPU products; torch's stubs do not know it. Looked up once, as every replay reads it.
 _SETTING: Any = getattr(torch.backends.mkldnn, "matmul")  # noqa: B009
+_CONVOLUTIONS: Any = getattr(torch.backends.mkldnn, "conv")  # noqa: B009
 
 
 class _Users:
@@ -95,6 +96,11 @@ def is_full() -> bool:
     and cost as much as a product of few elements.
     """
     return _users.needs_none()
+
+
+def is_full_for_operators() -> bool:
+    """As `is_full`, also for convolutions."""
+    return is_full() and _CONVOLUTIONS.fp32_precision not in _REDUCED
 
 
 class FullPrecision:

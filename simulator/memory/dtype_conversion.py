@@ -20,6 +20,9 @@ from trnx.simulator.kernel_lines import kernel_location
 from trnx.simulator.memory.dtypes import DType
 from trnx.simulator.memory.storage import Step
 
+# The largest float32 that any 32-bit integer type holds.
+_IN_RANGE = 2.0**31 - 2**7
+
 
 @functools.cache
 def _e4m3_values() -> torch.Tensor:
@@ -83,7 +86,14 @@ def append_load_f32(
         steps.append(functools.partial(out.copy_, source))
 
 
-def _store_wide(value: torch.Tensor, target: torch.Tensor, low: int, high: int) -> None:
+def store_wide(value: torch.Tensor, target: torch.Tensor, low: int, high: int) -> None:
+    """float32 to 32-bit integers, rounded and saturated."""
+    if value.numel():
+        least, most = torch.aminmax(value)
+        # False for NaN.
+        if float(least) >= low and float(most) <= _IN_RANGE:
+            target.copy_(torch.round(value))
+            return
     # float32 cannot represent the largest 32-bit integers, so saturation happens in float64.
     wide = value.to(torch.float64).round_().clamp_(low, high)
     target.copy_(wide.nan_to_num_(0.0))
@@ -106,7 +116,7 @@ def append_store_f32(
     limits = dtype.limits
     if limits is not None and not exact:
         if dtype.itemsize == 4:
-            steps.append(functools.partial(_store_wide, value, target, *limits))
+            steps.append(functools.partial(store_wide, value, target, *limits))
             return
         steps.append(value.round_)
         steps.append(functools.partial(value.clamp_, *limits))

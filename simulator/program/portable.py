@@ -104,6 +104,7 @@ class _Writer:
             "contents": self._contents,
             "objects": self._objects,
             "steps": steps,
+            "proven": program.proven,
         }
 
     def _number(self, value: Any) -> int:
@@ -224,7 +225,10 @@ class _Reader:
             for number, memory in enumerate(self._memories)
             if memory.numel() and str(number) not in data["contents"]
         }
-        return Program(str(data["name"]), inputs, slots, results, steps, rows, totals, blank=blank)
+        return Program(
+            str(data["name"]), inputs, slots, results, steps, rows, totals, blank=blank,
+            proven=str(data["proven"]),
+        )  # fmt: skip
 
     def step(self, function: int, args: Sequence[int], named: Mapping[str, int]) -> Any:
         made = self._objects

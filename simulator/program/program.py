@@ -24,8 +24,10 @@ from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision, is_full
 from trnx.simulator.program.instruction_table import InstructionTable
+from trnx.simulator.program.proof import Claim, is_proven
 from trnx.simulator.program.replicas import on_other_slots
 from trnx.simulator.program.shortening import shorten
+from trnx.simulator.program.step_effects import EffectReader
 
 
 class BindingError(TrnxError):
@@ -94,6 +96,7 @@ class Program:
         is_part: bool = False,
         blank: Mapping[int, int] = MappingProxyType({}),
         turn: Turn | None = None,
+        proven: str = "",
     ) -> None:
         self.name = name
         self.inputs = inputs
@@ -109,6 +112,8 @@ class Program:
         # One rank's part of a RankProgram.
         self.is_part = is_part
         self._turn = turn or Turn()
+        # The key of the claim that was proven of it.
+        self.proven = proven
         # Who ran it last, for those who share it: see `replica`.
         self.last_user: object = None
         self._has_products = totals.matmul_flops > 0
@@ -215,14 +220,18 @@ class Program:
             for slot in self.slots:
                 slot.release()
 
-    def shorten(self) -> None:
+    def shorten(self, claim: Claim | None = None) -> None:
         """Leave out steps that a replay does not need: see `shortening`. For whoever only replays:
-        products may round otherwise than in the recorded run.
+        products may round otherwise than in the recorded run. Where the claim can be proven, its
+        key is in `proven`, and the steps stay as they are: see `proof`.
         """
         with self._turn._lock:
             if self.is_part or self._has_loops or self._is_shortened:
                 return
             self._is_shortened = True
+            if claim is not None and self._is_proven(claim):
+                self.proven = claim.key
+                return
             found = shorten(self._steps, self.slots, len(self._slots), self.blank)
             self._steps = found.steps
             if found.used is not None:
@@ -233,6 +242,20 @@ class Program:
             # New views have no memory yet.
             for slot in self.slots:
                 slot.release()
+
+    def _is_proven(self, claim: Claim) -> bool:
+        reader = EffectReader(self.slots, self.blank)
+        with torch.no_grad(), FullPrecision():
+            found = is_proven(
+                claim,
+                self._steps,
+                reader,
+                self.inputs,
+                lambda point: self.bind(point, None).results,
+            )
+        for slot in self.slots:
+            slot.release()
+        return found
 
     def replica(self) -> Program:
         """The same on slots of its own: a caller whose tensors stay where they are binds them once,
@@ -248,6 +271,7 @@ class Program:
             return Program(
                 self.name, self.inputs, tuple(slots[: len(self._slots)]), tuple(results), steps,
                 lambda: self.rows, self.totals, blank=self.blank, turn=self._turn,
+                proven=self.proven,
             )  # fmt: skip
 
     def _keep(self, views: Collection[int], memories: Collection[int]) -> None:

@@ -23,6 +23,7 @@ import torch
 
 from trnx.simulator.errors import Location
 from trnx.simulator.language.operators import functions
+from trnx.simulator.memory.dtype_conversion import store_wide
 from trnx.simulator.memory.storage import Slot, Step
 from trnx.simulator.memory.views import Shape
 from trnx.simulator.program.regions import Region
@@ -74,6 +75,10 @@ def computes(result: int) -> Callable[[_F], _F]:
         return function
 
     return declare
+
+
+# Its room does not know of steps.
+computes(result=1)(store_wide)
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ class EffectReader:
         return Region(start, torch.uint8, shape, strides, address - start)
 
     def _read(self, step: Step) -> Effects | None:
-        function, args, named = _parts_of(step)
+        function, args, named = parts_of(step)
         regions: dict[int, Region] = {}
         for number, value in enumerate((*args, *named.values())):
             if isinstance(value, torch.Tensor | np.ndarray):
@@ -263,7 +268,7 @@ class EffectReader:
         return Effects({number: read}, (target,), move=move, is_pure=True)
 
 
-def _parts_of(step: Step) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def parts_of(step: Step) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Function, arguments, arguments by name."""
     if type(step) is functools.partial:
         return step.func, step.args, step.keywords
@@ -272,7 +277,7 @@ def _parts_of(step: Step) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 def _memory_of(step: Step) -> Iterator[Any]:
     """The tensors and arrays that a step holds."""
-    function, args, named = _parts_of(step)
+    function, args, named = parts_of(step)
     for value in (getattr(function, "__self__", None), *args, *named.values()):
         if isinstance(value, torch.Tensor | np.ndarray):
             yield value

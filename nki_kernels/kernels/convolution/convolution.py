@@ -116,5 +116,6 @@ register(
         samples=samples,
         kernel=convolution_kernel,
         launch=launch,
+        is_operator=True,
     )
 )

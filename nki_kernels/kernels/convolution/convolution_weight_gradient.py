@@ -641,5 +641,6 @@ register(
         samples=samples,
         kernel=convolution_weight_gradient_kernel,
         launch=launch,
+        is_operator=True,
     )
 )
