@@ -17,8 +17,9 @@ from trnx.nki_kernels.generator.ir import Value, values_of
 # From so many elements of a partition on the three instructions, and the table that ScalarE loads
 # for its one, take less than VectorE's reciprocal.
 MANY = 512
-# With fewer elements than this VectorE's takes less than the load of a table.
-FEW = 128
+# With fewer elements than this VectorE's takes much less than the load of a table: of more it would
+# be work of the engine that has the most of it.
+FEW = 32
 
 
 def is_from_one(value: Value) -> bool:
