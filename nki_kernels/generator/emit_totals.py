@@ -261,6 +261,13 @@ class TotalEmitter(ReductionEmitter):
     def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:
         full, op = self.full, self._op(combine)
         kept = self.across.size(self.axes(combine.dst))
+        if kept == 1:
+            # Every partition gets what all have, so that each finds the extremum.
+            return [
+                f"turned = nl.ndarray(({full}, {full}), dtype=nl.float32, buffer=nl.psum)",
+                f"nisa.nc_transpose(dst=turned, data=parts.broadcast(1, {full}))",
+                f"nisa.tensor_reduce(dst=total, op={op}, data=turned, axis=(1,))",
+            ]
         if kept <= full:
             return [
                 f"turned = nl.ndarray(({width}, {full}), dtype=nl.float32, buffer=nl.psum)",

@@ -177,11 +177,12 @@ def assign_engines(
     stored: Sequence[Value],
     fixed: frozenset[Value] = frozenset(),
     tables: int = 0,
-) -> list[Instruction]:
-    """`instructions` with their engines; `stored` are the values that DMA writes back. What gives
-    one of `fixed` stays where it is. ScalarE loads so many `tables` in every tile.
+) -> list[list[Instruction]]:
+    """What runs in the place of each of `instructions`, with its engine; `stored` are the values
+    that DMA writes back. What gives one of `fixed` stays where it is. ScalarE loads so many
+    `tables` in every tile.
     """
-    placed = list(instructions)
+    placed, places = list(instructions), list(range(len(instructions)))
     total: Counter[str] = Counter()
     for instruction in placed:
         total.update(costs.load(instruction, engine_of(instruction)))
@@ -191,7 +192,11 @@ def assign_engines(
         index, new = move
         total = _moved(total, costs, placed[index], new)
         placed[index : index + 1] = new
-    return placed
+        places[index : index + 1] = [places[index]] * len(new)
+    found: list[list[Instruction]] = [[] for _ in instructions]
+    for place, instruction in zip(places, placed, strict=True):
+        found[place].append(instruction)
+    return found
 
 
 def share_in_step(

@@ -271,7 +271,7 @@ class Estimate:
             for left in range(0, width, BANK):
                 product = self._chain(TENSOR, 2 * min(BANK, width - left), after)
                 after = (self._chain(VECTOR, min(BANK, width - left), (product,)),)
-        elif combine is self._turned_total:
+        elif combine is self._turned_total or width == 1:
             lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
             after = (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
         else:
@@ -296,9 +296,7 @@ class Estimate:
         after = (self._chain(VECTOR, self._steps, after),)
         if not crosses or ("op", "nl.add") in combine.arguments:
             return after
-        for engine, size in ((TENSOR, 2 * lanes), (VECTOR, lanes), (TENSOR, 2), (VECTOR, 1)):
-            after = (self._chain(engine, size, after),)
-        return after
+        return (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
 
     def _chain(self, engine: str, size: int, after: Sequence[int]) -> int:
         """An op of `size` cycles of work."""

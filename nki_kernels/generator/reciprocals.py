@@ -4,6 +4,10 @@ VectorE takes eight cycles an element for a reciprocal. ScalarE takes one, and o
 2^-42 to 2^42 (SDK/nki/api/nki.api.shared.rst); its error is not published, so VectorE corrects it
 by a step of Newton's method, which squares the error: r (2 - y r). Such a sum is 1 or more, because
 its largest exponential is 1, and NaN stays NaN.
+
+Where a partition has few elements VectorE's takes less than the table of ScalarE's, after which
+ScalarE loads that of the next function; quotients (`division.py`) ask for ScalarE's as they are
+mostly of many.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from trnx.nki_kernels.generator.ir import Value, values_of
 # From so many elements of a partition on the three instructions, and the table that ScalarE loads
 # for its one, take less than VectorE's reciprocal.
 MANY = 512
+# With fewer elements than this VectorE's takes much less than the load of a table: of more it would
+# be work of the engine that has the most of it.
+FEW = 32
 
 
 def is_from_one(value: Value) -> bool:

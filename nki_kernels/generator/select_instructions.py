@@ -18,7 +18,7 @@ import torch
 from trnx.nki_kernels.generator.geometry import Geometry
 from trnx.nki_kernels.generator.ir import Number, Operand, Value, values_of
 from trnx.nki_kernels.generator.lower import reachable
-from trnx.nki_kernels.generator.reciprocals import MANY, is_from_one
+from trnx.nki_kernels.generator.reciprocals import FEW, MANY, is_from_one
 
 
 @dataclass(frozen=True)
@@ -367,6 +367,9 @@ class InstructionSelector:
         if value.name == "abs" and value not in self._sums:
             self._put_scalar(value, _Scalar(source, "abs", None, False))
             return
+        if value.name == "reciprocal" and self._size(value) < FEW and value not in self._sums:
+            self._put("reciprocal", value, [("data", self._full(source, value))])
+            return
         total = self._sums.get(value)
         if total in self._extremes:
             is_alone = self._uses[value] == 1
@@ -441,11 +444,14 @@ class InstructionSelector:
         held = self._visit(operand)
         return Value("alu", "multiply", (held, -1.0), torch.float32, operand.axes)
 
+    def _size(self, value: Value) -> int:
+        """How many elements a partition of a tile has."""
+        return math.prod(map(self._geometry.count, self.free_axes(value)))
+
     def _visit_reciprocal(self, value: Value) -> None:
         (source,) = value.args
         assert isinstance(source, Value)
-        size = math.prod(map(self._geometry.count, self.free_axes(value)))
-        if size >= MANY and is_from_one(source):
+        if self._size(value) >= MANY and is_from_one(source):
             self._put_corrected_reciprocal(value, source)
             return
         self._put("reciprocal", value, [("data", self._full(source, value))])

@@ -42,7 +42,7 @@ from trnx.nki_kernels.generator.geometry import (
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
 from trnx.nki_kernels.generator.permute import in_own_order
-from trnx.nki_kernels.generator.select_instructions import InstructionSelector
+from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
 from trnx.nki_kernels.generator.split import equal_parts, split_dimension
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
@@ -508,19 +508,36 @@ def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> Tiled
     def repeated(value: Value) -> int:
         return elements(value, geometry) if value.axes & geometry.moving else 0
 
-    stored = [region.held[output.value] for output in region.outputs]
-    fixed: frozenset[Value] = across.once() if across else frozenset()
     # Phases load a table once; in stages the last one of a tile is the first one of the next.
     tables = 0 if across else max(0, table_loads(region.instructions) - 1)
     costs = EngineCosts(hw, repeated, region.layouts)
-    instructions = region.instructions
+    fixed: frozenset[Value] = across.once() if across else frozenset()
     if shared:
         instructions = share_in_step(
-            instructions, costs, lambda value: geometry.cut_along(region.labels(value)), fixed
+            region.instructions,
+            costs,
+            lambda value: geometry.cut_along(region.labels(value)),
+            fixed,
         )
+        region = dataclasses.replace(region, instructions=instructions)
         costs = dataclasses.replace(costs, to=(SCALAR,))
-    placed = assign_engines(instructions, costs, stored, fixed, tables)
-    return dataclasses.replace(region, instructions=placed, stages=[0] * len(placed))
+    placed: dict[int, list[Instruction]] = {}
+    for part, stored in _apart_in_time(region):
+        found = assign_engines(part, costs, stored, fixed, tables)
+        placed.update(zip(map(id, part), found, strict=True))
+    every = [one for i in region.instructions for one in placed.get(id(i), [i])]
+    return dataclasses.replace(region, instructions=every, stages=[0] * len(every))
+
+
+def _apart_in_time(region: TiledRegion) -> list[tuple[Sequence[Instruction], list[Value]]]:
+    """The instructions of tiles that may run beside each other, with the values that are stored
+    then: those of each phase, or all. A phase waits for all tiles of the one before, and where
+    these are all that there are, an engine that is idle in one has no work of another to do."""
+    stored = [region.held[output.value] for output in region.outputs]
+    if region.across is None or region.geometry.tiles > region.across.steps:
+        return [(region.instructions, stored)]
+    phases = region.across.phases("all")
+    return [(phase.each, [stored[n] for n in phase.stores]) for phase in phases]
 
 
 def _placings(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:

@@ -27,7 +27,7 @@ _QUOTIENT = 12
 
 class Step(NamedTuple):
     """`function(x, y, dims)`; the least passes of VectorE and ScalarE over x, besides those of
-    `quotients`. `operand`: y is another input."""
+    `quotients`, and the `functions` that ScalarE alone has. `operand`: y is another input."""
 
     function: Callable[[Any, Any, Any], torch.Tensor]
     vector: float = 0.0
@@ -35,6 +35,7 @@ class Step(NamedTuple):
     quotients: int = 0
     operand: bool = False
     reduces: bool = False
+    functions: tuple[str, ...] = ()
 
 
 def _rms(x: torch.Tensor, _: Any, dims: Any) -> torch.Tensor:
@@ -57,9 +58,9 @@ _POINTWISE = {
     "abs": Step(lambda x, _, __: x.abs(), 0.5),
     "add number": Step(lambda x, _, __: x + 0.5, 0.5),
     "mul number": Step(lambda x, _, __: x * 1.25, 0.5),
-    "sigmoid": Step(lambda x, _, __: x.sigmoid(), 0, 1),
-    "tanh": Step(lambda x, _, __: x.tanh(), 0, 1),
-    "silu": Step(lambda x, _, __: torch.nn.functional.silu(x), 0, 1),
+    "sigmoid": Step(lambda x, _, __: x.sigmoid(), 0, 1, functions=("sigmoid",)),
+    "tanh": Step(lambda x, _, __: x.tanh(), 0, 1, functions=("tanh",)),
+    "silu": Step(lambda x, _, __: torch.nn.functional.silu(x), 0, 1, functions=("silu",)),
 }
 _WITH_OPERAND = {
     "add": Step(lambda x, y, _: x + y, 1, operand=True),
@@ -72,12 +73,12 @@ _REDUCTIONS = {
     "mean": Step(lambda x, _, dims: x.mean(dims, keepdim=True), 1, reduces=True),
     "amax": Step(lambda x, _, dims: x.amax(dims, keepdim=True), 1, reduces=True),
     "mean without its axes": Step(lambda x, _, dims: x.mean(dims), 1, reduces=True),
-    "logsumexp": Step(_logsumexp, 1, 1, reduces=True),
+    "logsumexp": Step(_logsumexp, 1, 1, reduces=True, functions=("exp", "log")),
 }
 _BACK = {
     "centre": Step(lambda x, _, dims: x - x.mean(dims, keepdim=True), 2),
     "rms": Step(_rms, 0, 1, quotients=1),
-    "softmax": Step(_softmax, 2, 1),
+    "softmax": Step(_softmax, 2, 1, functions=("exp",)),
 }
 _COPY = {"copy": Step(lambda x, _, __: x.clone(memory_format=torch.contiguous_format))}
 _STEPS = {**_POINTWISE, **_WITH_OPERAND, **_REDUCTIONS, **_BACK, **_COPY}
@@ -132,6 +133,11 @@ class Graph:
         for name, at in self.steps:
             x = _STEPS[name].function(x, inputs[at], list(self.dims))
         return x
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """Those that ScalarE alone has. A root is none of them: VectorE has powers."""
+        return frozenset(f for name, _ in self.steps for f in _STEPS[name].functions)
 
     def passes(self) -> tuple[float, float]:
         """Least passes of VectorE and ScalarE over the first operand."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from trnx.backend.prediction import Predictions
+from trnx.simulator.hardware import hardware
 
 FOLDER = Path(__file__).resolve().parents[2] / "scripts/bench"
 NAMES = ("generated", "random_graphs")
@@ -68,6 +69,29 @@ def test_a_graph_is_predicted_without_values(script: ModuleType) -> None:
     assert result.graph in result.text()
     assert result.on_nki
     assert result.scheduled
+
+
+@pytest.mark.parametrize(
+    ("names", "loads"),
+    [
+        (("tanh", "tanh"), 0),
+        (("sigmoid", "silu"), 0),  # of one table
+        (("tanh", "sigmoid"), 1),
+        (("tanh", "logsumexp"), 2),
+        (("rms", "relu"), 0),
+    ],
+)
+def test_tables_after_the_first_are_work(
+    script: ModuleType, names: tuple[str, ...], loads: int
+) -> None:
+    from random_graphs import Graph, Operand
+
+    chip = hardware("trn2")
+    steps = tuple((name, 0) for name in names)
+    graph = Graph((Operand((128, 512), (0, 1)),), torch.bfloat16, steps, (1,))
+    _, passes = graph.passes()
+    rest = script.limits(graph, 0, chip)["ScalarE"] - passes * 512 / chip.scalar_clock
+    assert rest == pytest.approx(loads * 1.28e-6, abs=1e-12)
 
 
 def test_a_kernel_without_a_schedule_fails(

@@ -149,7 +149,8 @@ def test_sums_on_scalar(region: Build, cuts: Cuts, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [129, 1280])
 def test_a_stage_of_what_all_tiles_share_is_none(region: Build, cuts: Cuts, rows: int) -> None:
     def scaled(x: Any, number: Any) -> Any:
-        return aten.div.Tensor(x, aten._to_copy.default(aten.sqrt.default(number), dtype=BF16))
+        factor = aten.exp.default(aten.sqrt.default(number))  # two tables of functions
+        return aten.mul.Tensor(x, aten._to_copy.default(factor, dtype=BF16))
 
     made = region(scaled, draw(rows, 64, dtype=BF16), torch.tensor([[3.0]]))
     kinds = {(len(set(cut.stages)), cut.by_stage): cut for cut in cuts.of(made)}

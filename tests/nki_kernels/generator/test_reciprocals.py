@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trnx.nki_kernels.generator.reciprocals import MANY
+from trnx.nki_kernels.generator.reciprocals import FEW, MANY
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
@@ -61,3 +61,28 @@ def test_other_reciprocals_have_any_range(region: Build, cuts: Cuts) -> None:
         lambda x: aten.reciprocal.default(aten.amax.default(x, [0], True)),
     ):
         assert not by_scalar(cuts.of(region(function, x)))
+
+
+def rms(x: Any) -> Any:
+    mean = aten.mean.dim(aten.pow.Tensor_Scalar(x, 2), [0], True)
+    return aten.div.Tensor(x, aten.sqrt.default(aten.add.Tensor(mean, 1e-5)))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(300, FEW - 1), (129, 3), (127, 1)])
+def test_quotients_of_few_roots_load_no_table(
+    region: Build, cuts: Cuts, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = draw(*shape, dtype=dtype)
+    x[0, 0], x[1, -1] = float("nan"), float("inf")
+    made = region(rms, x)
+    every = [cut for cut in cuts.of(made) if cut.across is not None]
+    assert every
+    assert not by_scalar(every)
+    error = {"rtol": 1e-6, "atol": 0} if dtype is F32 else {"rtol": 1e-2, "atol": 0}
+    cuts.check(made, every[:2], **error)
+
+
+def test_quotients_of_many_roots_are_scalars(region: Build, cuts: Cuts) -> None:
+    made = region(rms, draw(300, 700, dtype=BF16))
+    assert by_scalar([cut for cut in cuts.of(made) if cut.across is not None])
