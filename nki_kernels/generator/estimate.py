@@ -456,8 +456,10 @@ class Estimate:
         run = self._geometry.run(self._labels(value), strides)
         size = self._elements(value) * value.dtype.itemsize
         full = size / (self._hw.dma_engine_rate / 1e9)
-        runs = self._elements(value) / run * timing(self._hw).dma_descriptor_ns
-        return min(_PARTITIONS_PER_ENGINE, self._geometry.partitions) * max(full, runs)
+        runs, constants = self._elements(value) / run, timing(self._hw)
+        full += runs * constants.dma_descriptor_extra_ns
+        least = runs * constants.dma_descriptor_ns
+        return min(_PARTITIONS_PER_ENGINE, self._geometry.partitions) * max(full, least)
 
     def _is_strided(self, instruction: Instruction) -> bool:
         """Whether a reduction walks in steps, at half the rate."""

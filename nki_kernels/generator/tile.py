@@ -183,7 +183,7 @@ class _Cuts:
     def efficient_run(self) -> int:
         """Elements that DMA moves in the time of one descriptor."""
         itemsize = max((v.dtype.itemsize for v in self.strides[0]), default=4)
-        nbytes = timing(self.hw).dma_descriptor_ns * self.hw.dma_engine_rate / 1e9
+        nbytes = timing(self.hw).least_descriptor_ns * self.hw.dma_engine_rate / 1e9
         return math.ceil(nbytes / itemsize)
 
     def all(self) -> Iterator[TiledRegion]:

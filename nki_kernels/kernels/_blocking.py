@@ -16,6 +16,8 @@ A layout says how K, the last dimension of an operand `[rows, K]`, gets to the p
   row of few has as many descriptors as elements, which takes less.
 * `STREAM`: of the weights of few rows, most are loaded as they lie and transposed by TensorE, and
   some by the DMA engines (`_streamed.py`), so that both have as much to do.
+* `NEIGHBOURS`: of few rows and of weights as `COLUMNS`, a partition takes adjacent indices of K
+  (`_neighbours.py`), so that what is loaded lies in long runs.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ ROWS = "rows"
 DMA = "dma"
 ONE_ROW = "one row"
 STREAM = "stream"
+NEIGHBOURS = "neighbours"
 
 _LARGEST_COLUMNS = 4096  # wider blocks would only lengthen the row tiles of the output
 _DEEP_ROWS = 1024
@@ -43,6 +46,8 @@ _FEW_ROWS = 64
 _LEAST_STREAMED_DEPTH = 2048
 _LEAST_STREAMED_BYTES = 2**23
 _LEAST_STREAMED_BYTES_GEN4 = 2**25
+# With less of K a row of weights is most of what is loaded, and lies in one run.
+_LEAST_NEIGHBOUR_DEPTH = 512
 # Products of fewer columns are not shared by columns, and those of more at multiples of this.
 _LEAST_COLUMNS = 256
 COLUMN_UNIT = 128
@@ -105,6 +110,24 @@ def weight_layout_beside(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> str
     if leading_dims_merge(x) and x.strides[-1] == 1:
         return weight_layout(x.numel // x.shape[-1], weight, hw)
     return operand_layout(weight, hw)
+
+
+def layout_of_few(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> str:
+    """The same where `NEIGHBOURS` is known as well."""
+    layout = weight_layout_beside(x, weight, hw)
+    is_loaded_as_is = leading_dims_merge(x) and x.strides[-1] == 1
+    if layout == COLUMNS and is_loaded_as_is and _has_neighbours(x, weight, hw):
+        return NEIGHBOURS
+    return layout
+
+
+def _has_neighbours(x: TensorSpec, weight: TensorSpec, hw: Hardware) -> bool:
+    """Whether few rows are multiplied with adjacent indices of K on a partition: by schedule on
+    trn1, where a descriptor costs as much as some hundred bytes."""
+    rows, depth = x.numel // x.shape[-1], weight.shape[1]
+    fits = depth >= _LEAST_NEIGHBOUR_DEPTH and depth % hw.partitions == 0
+    is_few = rows <= hw.partitions and hw.generation == 2
+    return is_few and fits and weight.strides[0] == 1 < weight.shape[0]
 
 
 def block_sizes(

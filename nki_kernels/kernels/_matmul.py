@@ -19,6 +19,7 @@ from trnx.nki_kernels.kernels._operands import (
     load_broadcast,
     load_operand,
     load_pieces,
+    piece_columns,
     piece_rows,
     pieces_of,
 )
@@ -198,7 +199,7 @@ def product(
         cols = min(blocks.columns, part.end_col - col)
         rows = min(blocks.rows, part.end_row - part.row)
         data = Pieces(rows, [])
-        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
+        weights = Pieces(piece_columns(w, depth, cols), [])
         chunked = len(kept) == 0 and depth <= blocks.depth and _starts_with_chunks(x, w, rows)
         chunked = chunked and col == part.col
         if then.norm is not None and cols > _FIRST_BANKS * nl.tile_size.psum_bank_fmax:
@@ -356,7 +357,7 @@ def _block_by_chunks(
             _multiply_bias(then, bank, bias, left)
             own = None if other is not None else _added_bias(then, bias, count, left, width)
             part = tile[:, left : left + width]
-            _evict(
+            evict(
                 part,
                 _part(before, count, left, width),
                 bank,
@@ -364,7 +365,7 @@ def _block_by_chunks(
                 _part(other, count, left, width),
                 then,
             )
-        _finish_tile(out, row + start, col, tile, before, then)
+        finish_tile(out, row + start, col, tile, before, then)
 
 
 def product_of_tile(
@@ -385,7 +386,7 @@ def product_of_tile(
         bias = None
         if then.bias is not None:
             bias = load_broadcast(then.bias, col, cols, rows)
-        weights = Pieces(piece_rows(w, depth, nl.tile_size.psum_bank_fmax), [])
+        weights = Pieces(piece_columns(w, depth, cols), [])
         load_pieces(weights, w, col, cols, depth)
         multiply_block(
             out, (0, rows), (col, cols), Pieces(rows, [data]), weights, depth, bias, then
@@ -431,7 +432,7 @@ def multiply_block(
             own = None if added is not None else _added_bias(then, bias, count, left, width)
             place = left - done
             part = tile[:, place : place + width]
-            _evict(
+            evict(
                 part,
                 _part(before, count, place, width),
                 bank,
@@ -439,7 +440,7 @@ def multiply_block(
                 _part(added, count, place, width),
                 then,
             )
-        _finish_tile(out, row + start, col + done, tile, before, then)
+        finish_tile(out, row + start, col + done, tile, before, then)
 
 
 def _new_tile(out: nl.NkiTensor, then: Epilogue, rows: int, cols: int) -> nl.NkiTensor:
@@ -448,7 +449,7 @@ def _new_tile(out: nl.NkiTensor, then: Epilogue, rows: int, cols: int) -> nl.Nki
     return nl.ndarray((rows, cols), dtype=dtype, buffer=nl.sbuf)
 
 
-def _evict(
+def evict(
     dst: nl.NkiTensor,
     before: nl.NkiTensor | None,
     bank: nl.NkiTensor,
@@ -464,7 +465,7 @@ def _evict(
         activate(dst, before, then.activation)
 
 
-def _finish_tile(
+def finish_tile(
     out: nl.NkiTensor,
     row: int,
     col: int,

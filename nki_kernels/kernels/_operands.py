@@ -15,16 +15,17 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._blocking import DMA, ONE_ROW, ROWS
+from trnx.nki_kernels.kernels._blocking import COLUMNS, DMA, ONE_ROW, ROWS
 
 # Bytes per partition of rows loaded before they are transposed: a DMA is efficient from 2 KiB per
 # partition on, and nothing is gained beyond a few times that.
 _STAGING_BYTES = 16384
 # Of an operand, loaded by one DMA: little, so that the first product starts early, and more than
 # moves while the next one is triggered (600 ns). By schedule; 256 KiB are slower for long rows, and
-# on trn1, where a DMA costs more, whatever is less than 1 MiB.
+# on trn1, where a DMA costs more, whatever is less than 2 MiB.
 _PIECE_BYTES = 384 * 1024
-_PIECE_BYTES_GEN2 = 1024 * 1024
+_PIECE_BYTES_GEN2 = 2 * 1024 * 1024
+_LONG_COLUMNS_GEN2 = 1024
 
 
 class MatmulOperand(NamedTuple):
@@ -181,6 +182,16 @@ def piece_rows(operand: MatmulOperand, depth: int, unit: int) -> int:
     is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
     piece = _PIECE_BYTES_GEN2 if is_gen2 else _PIECE_BYTES
     return max(1, piece // (row_bytes * unit)) * unit
+
+
+def piece_columns(weights: MatmulOperand, depth: int, columns: int) -> int:
+    """Columns of a piece of weights `[N, K]`, of which `columns` are needed. On trn1, where a
+    descriptor costs as much as some hundred bytes, rows of K are not cut below 1024 columns.
+    """
+    step = piece_rows(weights, depth, nl.tile_size.psum_bank_fmax)
+    if nisa.get_nc_version() != nisa.nc_version.gen2 or weights.layout != COLUMNS:
+        return step
+    return max(step, min(columns, _LONG_COLUMNS_GEN2))
 
 
 def load_pieces(pieces: Pieces, operand: MatmulOperand, row: int, rows: int, depth: int) -> None:

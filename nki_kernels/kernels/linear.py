@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from trnx.nki_kernels.kernels._activations import ACTIVATIONS
-from trnx.nki_kernels.kernels._blocking import STREAM, weight_layout_beside
+from trnx.nki_kernels.kernels._blocking import NEIGHBOURS, STREAM, layout_of_few
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, own_part, product
+from trnx.nki_kernels.kernels._neighbours import neighbours_product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import blocks_of, layouts_of, reject_linear
 from trnx.nki_kernels.kernels._streamed import load_few_rows, stream_product
@@ -59,6 +60,9 @@ def linear_kernel(
         residual = residual.reshape((rows, weight.shape[0]))
     then = Epilogue(bias, residual, activation)
     part = own_part(rows, weight.shape[0], cores)
+    if weight_layout == NEIGHBOURS:
+        neighbours_product(flat, x.reshape((rows, x.shape[-1])), weight, then, part)
+        return out
     if weight_layout == STREAM:
         if part.col < part.end_col:
             data = load_few_rows(x.reshape((rows, x.shape[-1])))
@@ -85,7 +89,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The layouts that the strides of x and weight allow, and the block sizes."""
     names = ("x", "weight", "bias", "residual", "activation")
-    layouts = (*layouts_of(b, hw)[:2], weight_layout_beside(b.x, b.weight, hw))
+    layouts = (*layouts_of(b, hw)[:2], layout_of_few(b.x, b.weight, hw))
     return Launch.of(linear_kernel, b, names, *layouts, *blocks_of(b, hw))
 
 
@@ -172,6 +176,13 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("many rows that do not merge", *case)
     case = (values(3, 2048, dtype=torch.bfloat16), values(2060, 2048, dtype=torch.bfloat16))
     yield sample("few rows of a large weight", *case, bias=values(2060, dtype=torch.bfloat16))
+    case = (values(3, 512), transposed(512, 640))
+    more = {"bias": values(640), "activation": "gelu"}
+    yield sample("few rows, weight [K, N]", *case, **more)
+    case = (values(5, 768, dtype=torch.bfloat16), transposed(768, 2100).bfloat16())
+    more = {"bias": values(2100, dtype=torch.bfloat16)}
+    more["residual"] = values(5, 2100, dtype=torch.bfloat16)
+    yield sample("few rows, wide weight [K, N]", *case, **more)
     yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
 
 

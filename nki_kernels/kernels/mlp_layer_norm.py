@@ -39,7 +39,7 @@ from trnx.nki_kernels.kernels._operands import (
     load_operand,
     load_pieces,
     load_turned_bias,
-    piece_rows,
+    piece_columns,
     segments_of,
 )
 from trnx.nki_kernels.kernels._row_norm import flush, new_row_norm, new_row_results, returned
@@ -92,7 +92,7 @@ def mlp_layer_norm_kernel(
     last = MatmulOperand([down], down_layout)
     then = Epilogue(down_bias, residual.reshape((rows, columns)), "none", norm)
     weights = Pieces(_PIECE, [])
-    more = Pieces(piece_rows(last, down.shape[1], nl.tile_size.psum_bank_fmax), [])
+    more = Pieces(piece_columns(last, down.shape[1], columns), [])
     biases = []  # type: list[nl.NkiTensor]
     added = None
     for first in range(row, end_row, _MOST_ROWS):

@@ -12,7 +12,7 @@ times that Jerry2423/kda-for-trainium recorded on trn2, compiled with `--disable
 
 Kernels are our own, written from the descriptions: where theirs does something cleverer, the
 prediction is too slow, and where a bound is generous, too fast. C-II and C-III contain a start of
-the NEFF (`PREAMBLE_NS`).
+the NEFF (`PREAMBLE_NS`), as the tool that measured them counts it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# From the start of the NEFF to the first DMA and from the last store to its end, in ns, by chip and
-# cores: on trn1 what is left of the pool that takes 14 us, less than the 16.5 us of the profile of
-# row B3-23; on trn2 what was left of mlp_tkg and qkv_tkg at no bytes. With H shared out to cores it
-# is 31.7 us for qkv_tkg and 6 to 13 us for mlp_tkg; 28 us fits other families of two cores.
-PREAMBLE_NS = {("trn1", 1): 6100.0, ("trn2", 1): 12000.0, ("trn2", 2): 28000.0}
+# From the start of the NEFF to the first DMA and from the last store to its end, in ns, by what
+# measured (`HeldOut.harness`), chip and cores. `nki.benchmark`: on trn1 what is left of the pool
+# that takes 14 us, on trn2 the profile of row B3-23. The tests of nki-library: what was left of
+# mlp_tkg and qkv_tkg at no bytes. With H shared out to two cores it is 31 to 38 us for qkv_tkg and
+# 3 to 15 us for mlp_tkg; 28 us fits other families.
+BENCHMARK, LIBRARY = "nki.benchmark", "nki-library"
+PREAMBLE_NS = {
+    (BENCHMARK, "trn1", 1): 6100.0,
+    (BENCHMARK, "trn2", 1): 26500.0,
+    (LIBRARY, "trn2", 1): 12000.0,
+    (LIBRARY, "trn2", 2): 28000.0,
+}
 
 Tensor = tuple[str, tuple[int, ...]]
 
@@ -52,6 +59,11 @@ class HeldOut:
     is_described: bool = True
     sets: str = ""
     is_static: bool = False
+
+    @property
+    def harness(self) -> str:
+        """What measured it."""
+        return LIBRARY if self.name.startswith("C-III") else BENCHMARK
 
     @property
     def judges(self) -> bool:
@@ -154,7 +166,7 @@ def _stream(
     down = (BF16, (columns, hidden)) if is_mlp else None
     return HeldOut(
         name, "trn2", f"[{rows}, {hidden}] x {columns} bf16, {cores} cores", us * 1e3,
-        "stream_weights", ((BF16, (rows, hidden)), matrices, down),
+        "stream_weights", ((BF16, (rows, hidden)), matrices, down, is_mlp and columns <= 128),
         f"{_LIBRARY}/test_{name.split()[1]}.py", grid=cores if cores > 1 else None, sets=sets,
     )  # fmt: skip
 
@@ -203,7 +215,7 @@ HELD_OUT = (
     _pool(327, (2, 128, 28, 28), 14),
     _pool(14, (1, 512, 7, 7), 1, sets="preamble"),
     _pool(103, (8, 64, 32, 32), 4, F16),
-    _pool(564, (2, 2048, 32, 32), 3, sets="dma_descriptor_ns"),
+    _pool(564, (2, 2048, 32, 32), 3),
     _pool(255, (2, 64, 256, 256), 1),
     _convolution(4596, "trn2", (224, 224), F32, 18),
     _convolution(1002, "trn2", (224, 224), F16, 18),

@@ -410,25 +410,33 @@ def _gated(dst, both):
 
 
 @nki.jit
-def stream_weights(x, matrices, down):
+def stream_weights(x, matrices, down, is_turned):
     """A few rows x [T, H] through matrices [H, I] and `down` [I, H] if there is one: the time is
     that of reading the weights. The programs share H, each partition has rows of a matrix that lie
-    behind one another, 16 to a load, and two programs exchange and add their sums.
+    behind one another, 16 to a load, and two programs exchange and add their sums. With
+    `is_turned`, for up to 128 columns, the weights are the stationary operand.
     """
     rows, hidden = x.shape
     columns = matrices[0].shape[1]
     share = hidden // nl.num_programs(0)
     own = nl.program_id(0) * share
     stationary = _by_partitions(x[:, own : own + share])
-    sums = _tile((rows, len(matrices), columns), nl.float32)
+    if is_turned:
+        sums = _tile((columns, len(matrices), rows), nl.float32)
+    else:
+        sums = _tile((rows, len(matrices), columns), nl.float32)
     for m in range(len(matrices)):
-        _accumulate(sums[:, m], stationary, matrices[m][own : own + share])
+        matrix = matrices[m][own : own + share]
+        if is_turned:
+            _accumulate_turned(sums[:, m], stationary, matrix)
+        else:
+            _accumulate(sums[:, m], stationary, matrix)
     if nl.num_programs(0) > 1:
         other = 1 - nl.program_id(0)
         received = _tile(sums.shape, nl.float32)
         nisa.sendrecv(src=sums, dst=received, send_to_rank=other, recv_from_rank=other, pipe_id=0)
         nisa.tensor_tensor(dst=sums, data1=sums, data2=received, op=nl.add)
-    held = _tile((rows, columns), x.dtype)
+    held = _tile((columns, rows) if is_turned else (rows, columns), x.dtype)
     if down is None:
         out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
         nisa.tensor_copy(dst=held, src=sums[:, 0], engine=nisa.vector_engine)
@@ -436,10 +444,15 @@ def stream_weights(x, matrices, down):
         first = nl.program_id(0) * half
         nisa.dma_copy(dst=out[:, first : first + half], src=held[:, first : first + half])
         return out
-    shape = (nl.num_programs(0), 128, share // 128, rows)
-    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     _gated(held, [sums[:, 0], sums[:, 1]])
-    _project_columns(out, held, down[:, own : own + share])
+    inward = []
+    if is_turned:
+        inward.append(held)
+    else:
+        for k in range(0, columns, 128):
+            inward.append(_transposed(held[:, k : min(k + 128, columns)]))
+    _project_in_squares(out[:, own : own + share], inward, down[:, own : own + share])
     return out
 
 
@@ -489,32 +502,63 @@ def _accumulate(dst, stationary, matrix):
         )
 
 
-def _project_columns(out, held, down):
-    """held [T, I] @ down [I, H] with the columns of H on the partitions: one product of T columns
-    per 128 x 128 weights.
+def _accumulate_turned(dst, stationary, matrix):
+    """The transpose of x @ matrix into dst [I, T]."""
+    columns, rows = dst.shape
+    inner = stationary.shape[2]
+    by_partition = matrix.reshape((128, inner, columns))
+    acc = _sum(columns, rows)
+    for first in range(0, inner, 16):
+        count = min(16, inner - first)
+        tile = _tile((128, count, columns), matrix.dtype)
+        nisa.dma_copy(dst=tile, src=by_partition[:, first : first + count])
+        for i in range(count):
+            nisa.nc_matmul(dst=acc, stationary=tile[:, i], moving=stationary[:, :, first + i])
+    nisa.tensor_copy(dst=dst, src=acc, engine=nisa.vector_engine)
+
+
+def _project_in_squares(out, inward, down):
+    """out [T, H] of `inward`, 128 of I by T a tile, and down [I, H], T up to 32: four products of
+    512 columns side by side in TensorE's array, each in 32 of its columns, 128 rows of `down` after
+    another as they arrive.
     """
-    rows, inner = held.shape
-    hidden = down.shape[1]
-    inward = []
-    for k in range(0, inner, 128):
-        inward.append(_transposed(held[:, k : min(k + 128, inner)]))
+    rows, hidden = out.shape
+    result = _tile((rows, hidden), out.dtype)
     for start in range(0, hidden, 4096):
         columns = min(4096, hidden - start)
-        tiles = []
-        for k in range(0, inner, 128):
-            width = min(128, inner - k)
-            tile = _tile((width, columns), held.dtype)
-            nisa.dma_copy(dst=tile, src=down[k : k + width, start : start + columns])
-            tiles.append(tile)
-        acc = nl.ndarray((128, columns // 128, rows), dtype=nl.float32, buffer=nl.psum)
-        for n in range(columns // 128):
-            for piece, tile in zip(inward, tiles, strict=True):
-                part = tile[:, 128 * n : 128 * n + 128]
-                nisa.nc_matmul(dst=acc[:, n], stationary=part, moving=piece)
-        result = _tile(acc.shape, out.dtype)
-        nisa.tensor_copy(dst=result, src=acc, engine=nisa.vector_engine)
-        first = start // 128
-        nisa.dma_copy(dst=out[nl.program_id(0), :, first : first + columns // 128], src=result)
+        banks = []
+        for _ in range(0, columns, 2048):
+            banks.append(_sum(128, 512))
+        for k, piece in enumerate(inward):
+            first = 128 * k
+            tile = _tile((piece.shape[0], columns), piece.dtype)
+            nisa.dma_copy(
+                dst=tile,
+                src=down[first : first + piece.shape[0], start : start + columns],
+                dge_mode=nisa.dge_mode.none,
+            )
+            for n in range(0, columns, 512):
+                part = _square(banks, n, rows, min(512, columns - n))
+                column = n // 512 % 4 * 32
+                nisa.nc_matmul(
+                    dst=part,
+                    stationary=piece,
+                    moving=tile[:, n : n + part.shape[1]],
+                    tile_position=(0, column),
+                    tile_size=(128, 32),
+                )
+        for n in range(0, columns, 512):
+            part = _square(banks, n, rows, min(512, columns - n))
+            engine = nisa.scalar_engine if n // 512 % 2 else nisa.vector_engine
+            target = result[:, start + n : start + n + part.shape[1]]
+            nisa.tensor_copy(dst=target, src=part, engine=engine)
+    nisa.dma_copy(dst=out, src=result)
+
+
+def _square(banks, column, rows, width):
+    """The sums of `width` columns from `column` on."""
+    first = column // 512 % 4 * 32
+    return banks[column // 2048][first : first + rows, 0:width]
 
 
 @nki.jit

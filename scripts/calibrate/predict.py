@@ -85,5 +85,5 @@ def _preamble(point: HeldOut, without: Without | None) -> float:
     if not point.has_preamble:
         return 0.0
     cores = point.grid or 1
-    usual = PREAMBLE_NS[point.target, cores]
+    usual = PREAMBLE_NS[point.harness, point.target, cores]
     return usual if without is None else without.preamble.get(cores, usual)

@@ -92,6 +92,9 @@ class Timing:
     dma_descriptor_ns: float = _constant(
         7, "measured", "a 4-byte transfer on its engine, nki_perf_guide fig29"
     )
+    dma_descriptor_extra_ns: float = _constant(
+        0, "measured", "on top of a descriptor's bytes; C12b on trn2: 97 ns for 8 of 256 bytes"
+    )
     dma_small_row_bytes: float = _constant(
         0, "measured", "C12 on trn2: rows of 256 bytes run at 21 of 23 bytes a ns; 0 = no slow rows"
     )
@@ -127,6 +130,11 @@ class Timing:
         16, "documented", "above, SBUF access at half rate, trainium_inferentia2_arch; all chips"
     )
 
+    @property
+    def least_descriptor_ns(self) -> float:
+        """What a descriptor costs an engine however few bytes it has."""
+        return max(self.dma_descriptor_ns, self.dma_descriptor_extra_ns)
+
 
 # What differs between generations: name -> (value, kind, source).
 _Own = dict[str, tuple[float, str, str]]
@@ -137,13 +145,13 @@ _TRN1_OWN: _Own = {
     "scalar_latency_cycles": (222, "measured", "row B3-3: 159 ns for one element"),
     "throttle_ns": (0, "documented", "the guides describe the throttle from trn2 on"),
     "dma_issue_ns": (8, "inferred", "descriptors are written ahead; HWDGE came with trn2"),
-    "dma_descriptor_ns": (
-        21.1, "measured", "C-II pool of 4096 channels: 288 loads of 1408 rows of 44 bytes in "
-        "564 us; judged by its other cases (16 and 32 bytes); fig29 has 7 ns for one of 4 bytes",
+    "dma_descriptor_extra_ns": (
+        20.9, "measured", "C5-tiled less C5-hoisted: 30,720 loads of 128 rows of 256 bytes in 8.84 "
+        "ms, 36 ns a row and engine, 15.1 of them bytes; judged by C-II pool",
     ),
     "dma_small_row_bytes": (
-        2048, "measured", "C5-blocked: its rows of 2 KiB move at the rate of C5-tiled, too; larger "
-        "rows take no less than one of 2 KiB",
+        2048, "measured", "C5-blocked: its rows of 2 KiB move at the rate of C5-tiled, too; those "
+        "of 2560 bytes in C-II resize_nearest do not",
     ),
     "dma_small_row_rate": (6.48, "measured", "C5-tiled alone: 5.37 GB in 51.80 ms, 16 engines"),
     "dma_transpose_factor": (

@@ -134,3 +134,35 @@ def test_a_bias_that_is_added_is_the_products() -> None:
         found = torch.compile(project, backend="trnx")(x, weight, bias)
     assert [region.kernel for report in reports for region in report.regions] == ["linear"]
     torch.testing.assert_close(found, project(x, weight, bias), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 2048, 129), (3, 512, 2100)])
+def test_few_rows_by_neighbouring_k_equal_eager(
+    rows: int, depth: int, columns: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, rows, depth, generator=generator).to(dtype)
+    weight = (torch.randn(depth, columns, generator=generator) / depth**0.5).to(dtype).mT
+    bias = torch.randn(columns, generator=generator).to(dtype)
+    residual = torch.randn(2, rows, columns, generator=generator).to(dtype)
+    given = {"bias": bias, "residual": residual}
+    launch = LINEAR.launch(bindings(x, weight, **given), hardware("trn1"))
+    assert "neighbours" in launch.arguments
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn1")
+    values = {"x": x, "weight": weight, **given}
+    (found,) = program.run([values[name] for name in launch.tensor_names])
+    wanted = F.linear(x.float(), weight.float(), bias.float()) + residual.float()
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found, wanted.to(dtype))
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(512, 8192), (896, 8192), (8192, 896)])
+def test_few_rows_load_laid_out_weights_in_long_runs_on_trn1(columns: int, depth: int) -> None:
+    """The time of the weights at the rate of the DMA engines, and what comes before and after."""
+    chip = hardware("trn1")
+    b = bindings(
+        meta(1, depth, dtype=torch.bfloat16), meta(depth, columns, dtype=torch.bfloat16).mT
+    )
+    seconds = predicted_seconds(traced(b, "trn1"), chip)
+    assert seconds < 12e-6 + depth * columns * 2 / chip.dma_bytes_per_second
