@@ -14,6 +14,15 @@ def column_of_ones() -> nl.NkiTensor:
     return ones
 
 
+def finite_ones(totals: nl.NkiTensor) -> nl.NkiTensor:
+    """1 where a total is finite, else 0, in bfloat16: 0 times an infinity or NaN is NaN."""
+    good = nl.ndarray(totals.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=good, data=totals, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
+    )
+    return good
+
+
 def repairs_of(good: nl.NkiTensor, ones: nl.NkiTensor) -> object:
     """A register: 0 where all of `good[128, columns]`, in bfloat16, is 1, else 1."""
     bank = nl.tile_size.psum_bank_fmax

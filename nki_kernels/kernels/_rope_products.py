@@ -8,7 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._identity import identity_of
-from trnx.nki_kernels.kernels._repairs import column_of_ones, repairs_of
+from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 
 _CHUNK = 1024  # sums in a partition that ScalarE takes at once
 
@@ -100,8 +100,4 @@ def _pieces(products: Products) -> list[Piece]:
 
 def repairs(checks: Checks) -> object:
     """A register: 0 where all totals are finite, else 1."""
-    good = nl.ndarray(checks.totals.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=good, data=checks.totals, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
-    )
-    return repairs_of(good, column_of_ones())
+    return repairs_of(finite_ones(checks.totals), column_of_ones())

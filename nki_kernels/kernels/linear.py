@@ -177,12 +177,10 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     case = (values(3, 2048, dtype=torch.bfloat16), values(2060, 2048, dtype=torch.bfloat16))
     yield sample("few rows of a large weight", *case, bias=values(2060, dtype=torch.bfloat16))
     case = (values(3, 512), transposed(512, 640))
-    more = {"bias": values(640), "activation": "gelu"}
-    yield sample("few rows, weight [K, N]", *case, **more)
+    yield sample("few rows, weight [K, N]", *case, bias=values(640), activation="gelu")
     case = (values(5, 768, dtype=torch.bfloat16), transposed(768, 2100).bfloat16())
-    more = {"bias": values(2100, dtype=torch.bfloat16)}
-    more["residual"] = values(5, 2100, dtype=torch.bfloat16)
-    yield sample("few rows, wide weight [K, N]", *case, **more)
+    bias, residual = (values(*shape, dtype=torch.bfloat16) for shape in ((2100,), (5, 2100)))
+    yield sample("few rows, wide weight [K, N]", *case, bias=bias, residual=residual)
     yield sample("deep K", values(130, 8200), values(20, 8200), bias=values(20))
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from held_out import HELD_OUT, PREAMBLE_NS, HeldOut
+from held_out import HELD_OUT, LIBRARY, PREAMBLE_NS, HeldOut
 from predict import predict, program
 
 from trnx.simulator.timing.compiler import EVERY, Pass
@@ -102,7 +102,8 @@ def benched(lines: Sequence[str]) -> Iterator[Touched]:
     """Other people's kernels, out of the objects that were printed; `cores` started a NEFF."""
     for line in lines:
         for row in json.loads(line)["kernels"] if line.startswith("{") else ():
-            measured, start = row["measured"], PREAMBLE_NS.get(("trn2", row.get("cores", 0)), 0.0)
+            start = PREAMBLE_NS.get((LIBRARY, "trn2", row.get("cores", 0)), 0.0)
+            measured = row["measured"]
             error = (start + row["usual"]) / measured - 1
             for name, ns in row["without"].items():
                 if ns != row["usual"]:

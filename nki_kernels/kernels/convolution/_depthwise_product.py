@@ -21,7 +21,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._repairs import repairs_of
+from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._convolve import volumes_of, with_planes
 from trnx.nki_kernels.kernels.convolution._depthwise import (
@@ -182,14 +182,7 @@ def _convolve(
                 diagonals_of(given, filters_of(given, side, stream))
         copy_round(given, rounds[number], tiles)
         column = _convolve_round(given, rounds[number], tiles, totals, column)
-    good = nl.ndarray((pmax, columns), dtype=nl.bfloat16, buffer=nl.sbuf)
-    # 0 times a number is 0, times an infinity or NaN it is NaN.
-    nisa.tensor_scalar(
-        dst=good, data=totals, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
-    )
-    ones = nl.ndarray((pmax, 1), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
-    return repairs_of(good, ones)
+    return repairs_of(finite_ones(totals), column_of_ones())
 
 
 def _convolve_round(
