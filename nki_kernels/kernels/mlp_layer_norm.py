@@ -54,6 +54,8 @@ aten = torch.ops.aten
 _MOST_ROWS = 512
 # I of a piece of weights: that of the first piece is in four banks of PSUM at a time.
 _PIECE = 512
+# The same on trn1, in all banks, because a descriptor costs as much as some hundred bytes.
+_PIECE_GEN2 = 1024
 # Float32 tiles of 128 rows that the norm has under way.
 _NORM_TILES = 10
 _ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
@@ -91,7 +93,8 @@ def mlp_layer_norm_kernel(
     up = MatmulOperand([weight], weight_layout)
     last = MatmulOperand([down], down_layout)
     then = Epilogue(down_bias, residual.reshape((rows, columns)), "none", norm)
-    weights = Pieces(_PIECE, [])
+    is_gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    weights = Pieces(_PIECE_GEN2 if is_gen2 else _PIECE, [])
     more = Pieces(piece_columns(last, down.shape[1], columns), [])
     biases = []  # type: list[nl.NkiTensor]
     added = None
@@ -127,13 +130,13 @@ def _hidden(
     by_chunks = is_first and x.layout != ROWS and up.layout != ROWS
     if by_chunks:
         loaded = Pieces(rows, [])
-        load_chunks(loaded, weights, x, row, up, (0, min(_PIECE, inner)))
+        load_chunks(loaded, weights, x, row, up, (0, min(weights.step, inner)))
         data = loaded.tiles[0]
     else:
         data = load_operand(x, row, rows, 0, depth)
     if is_first:
         biases.append(load_turned_bias(bias, inner))
-        done = len(weights.tiles) * _PIECE
+        done = len(weights.tiles) * weights.step
         load_pieces(weights, up, done, inner - done, depth)
     shape = (min(inner, pmax), (inner + pmax - 1) // pmax, rows)
     hidden = nl.ndarray(shape, dtype=data.dtype, buffer=nl.sbuf)
@@ -152,7 +155,7 @@ def _hidden(
             bank = banks[place]
             if not by_chunks or number > 0:
                 multiply(bank, tile, place * pmax, data, 0, depth)
-            chunk = number * _PIECE // pmax + place
+            chunk = number * weights.step // pmax + place
             nisa.activation(
                 dst=hidden[0 : bank.shape[0], chunk, :],
                 op=activation_function(activation),

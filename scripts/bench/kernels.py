@@ -78,7 +78,8 @@ class Case:
 @dataclass(frozen=True)
 class Result:
     """One row: microseconds, the limit's, and which resource that is; `missing` are the ops of
-    regions that no NKI kernel takes, on one core or on two."""
+    regions that no NKI kernel takes, on one core or on two, and kernels of which there is an
+    estimate alone, which shows nothing."""
 
     name: str
     target: str
@@ -440,6 +441,7 @@ def measure(case: Case, target: str) -> Result:
     two = profiled(case, target, 2) if 2 in hardware(target).lnc else None
     every = [*profile.regions, *(() if two is None else two.regions)]
     off = {op for region in every if region.engine != "nki" for op in region.ops}
+    off |= {f"{r.kernel} (no schedule)" for r in every if r.engine == "nki" and r.by != "schedule"}
     two_us = None if two is None else 1e6 * sum(region.seconds for region in two.regions)
     alone = () if two is None else tuple(f"{r.work}: {r.alone}" for r in two.regions if r.alone)
     return Result(
