@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -185,12 +185,7 @@ class KernelCall:
         self._results: list[tuple[int | None, Callable[[], torch.Tensor] | None]] = [
             (None, None) if place is None else (place.buffer, place.new_memory) for place in wanted
         ]
-        # Where the frame has none of them.
-        self._new = (
-            [place.spec for place in wanted if place is not None]
-            if all(place is not None and place.buffer is None for place in wanted)
-            else None
-        )
+        self._places = wanted
         self._returned = [results.index(node) for node in self._region.outputs]
         self._returns_all = self._returned == list(range(len(results)))
 
@@ -204,8 +199,10 @@ class KernelCall:
         for i, read in self._tensors:
             tensors.append(values[i] if read is None else read(values[i]))
         try:
-            outputs = None if prepared.compute is None else self._computed(prepared, tensors)
-            if outputs is None:
+            computed = None if prepared.compute is None else prepared.compute(tensors)
+            if computed is not None:
+                outputs = self._placed(frame, computed)
+            else:
                 outputs = []
                 for buffer, new_memory in self._results:
                     if new_memory is not None:
@@ -217,21 +214,20 @@ class KernelCall:
             return self._instead(error, values)
         return outputs if self._returns_all else [outputs[i] for i in self._returned]
 
-    def _computed(self, prepared: Prepared, tensors: list[torch.Tensor]) -> list[Any] | None:
-        """The results, where all may be in memory of their own and lie there as planned."""
-        if self._new is None or prepared.compute is None:
-            return None
-        found = prepared.compute(tensors)
-        if found is None:
-            return None
-        for result, spec in zip(found, self._new, strict=True):
-            if (
-                result.stride() != spec.strides
-                or result.shape != spec.shape
-                or result.dtype is not spec.dtype
-            ):
-                return None
-        return list(found)
+    def _placed(self, frame: Frame, results: Sequence[torch.Tensor]) -> list[Any]:
+        """Results in memory of their own where the plan has them: as they are where they may stay
+        there, and lie as planned."""
+        outputs: list[Any] = []
+        for result, place in zip(results, self._places, strict=True):
+            if place is None:
+                outputs.append(None)
+            elif place.buffer is None and TensorSpec.of(result) == place.spec:
+                outputs.append(result)
+            else:
+                make = place.new_memory
+                memory = frame[cast(int, place.buffer)] if make is None else make()
+                outputs.append(memory.copy_(result.reshape(place.spec.shape)))
+        return outputs
 
     def _instead(self, error: Exception, values: Sequence[Any]) -> list[torch.Tensor]:
         """The region in eager, which raises its own error where the user's values are at fault."""

@@ -59,16 +59,6 @@ class ProvenOperator:
             results = _results(self.reference, self.constants, self.names, inputs)
             return results if checked or _are_finite(results) else None
 
-    def run(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]) -> bool:
-        """Write the results; False, and nothing is written, where the steps have to run."""
-        results = self.compute(inputs)
-        if results is None:
-            return False
-        for result, output in zip(results, outputs, strict=True):
-            if output is not None:
-                output.copy_(result)
-        return True
-
 
 def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
     # A sum is not finite where an element is not; it may overflow, and the steps are right then.
