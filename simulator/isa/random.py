@@ -8,6 +8,7 @@ the same state. Source for operands: the entries of these names in SDK nki.isa.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -147,6 +148,8 @@ def rand2(emit: Emit, dst: NkiTensor, min: Any, max: Any, name: str | None = Non
         low_number, high_number = number(emit, min, "min"), number(emit, max, "max")
         if not low_number < high_number:
             emit.illegal(f"min={min} must be less than max={max}")
+        if not (math.isfinite(low_number) and math.isfinite(high_number)):
+            emit.illegal(f"min={min} and max={max} must be finite")
     shape = flat(dst)
     low = scalar(emit, min, "min", dst, shape)
     high = scalar(emit, max, "max", dst, shape)

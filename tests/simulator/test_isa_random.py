@@ -115,6 +115,9 @@ def test_rand2_is_uniform(check_isa, nl):
     assert abs(got.mean().item() - 1.0) < 0.02
     with pytest.raises(IllegalInstructionError, match="must be less"):
         check_isa("rand2", outs={"dst": ((8, 4), nl.float32)}, target="trn3", min=3.0, max=3.0)
+    infinite = {"min": -1.0, "max": float("inf")}
+    with pytest.raises(IllegalInstructionError, match="must be finite"):
+        check_isa("rand2", outs={"dst": ((8, 4), nl.float32)}, target="trn3", **infinite)
     with pytest.raises(IllegalInstructionError, match="dst is float8_e4m3fn"):
         check_isa(
             "rand2", outs={"dst": ((8, 4), nl.float8_e4m3fn)}, target="trn3", min=0.0, max=1.0
