@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.spec import Bindings, Kernel, Launch
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import is_full_for_operators
@@ -25,14 +26,16 @@ from trnx.simulator.program.proof import Claim
 @dataclass(frozen=True)
 class ProvenOperator:
     """The reference of a kernel for one set of sizes: `names` are those of its tensors, `constants`
-    its other bindings. `claim` is that a Program of the kernel computes the same. `checked` are the
-    tensors that have to be finite, by number; empty where the results have to be, which have fewer
-    elements.
+    its other bindings, without the `activation` that it ends in: that makes numbers of what is
+    infinite. `claim` is that a Program of the kernel computes the same. `checked` are the
+    tensors that have to be finite, by number; empty where the results have to be, before the
+    activation, which have fewer elements.
     """
 
     reference: Callable[..., Any]
     names: tuple[str, ...]
     constants: Mapping[str, Any]
+    activation: str
     claim: Claim
     checked: tuple[int, ...] = ()
 
@@ -57,7 +60,9 @@ class ProvenOperator:
             if checked and not _are_finite(checked):
                 return None
             results = _results(self.reference, self.constants, self.names, inputs)
-            return results if checked or _are_finite(results) else None
+            if not checked and not _are_finite(results):
+                return None
+            return [ACTIVATIONS[self.activation](one) for one in results]
 
 
 def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
@@ -88,7 +93,9 @@ def operator_of(
         return _results(kernel.reference, constants, names, every)
 
     key = f"{kernel.name} {constants} {specs}"
-    return ProvenOperator(kernel.reference, names, constants, Claim(key, compute))
+    activation = constants.get("activation", "none")
+    plain = {**constants, "activation": "none"} if activation != "none" else constants
+    return ProvenOperator(kernel.reference, names, plain, activation, Claim(key, compute))
 
 
 def _results(

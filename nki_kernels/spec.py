@@ -233,8 +233,9 @@ class KernelSpec:
     1` is the number of programs that share the work (`kernels/_cores.py`).
     `samples(generator)` yields seeded inputs with edge shapes. `fuses`: smaller kernels can do the
     same one after another, and this one is chosen where it is predicted to be faster than they.
-    `is_operator`: the reference is an operator of torch on sums of products, which takes the place
-    of the steps that the simulator recorded where it is proven to compute the same.
+    `is_operator`: the reference is operators of torch on sums of products, which take the place of
+    the steps that the simulator recorded where they are proven to compute the same. A binding
+    `activation` names the last one, of `activations.py`.
     """
 
     name: str

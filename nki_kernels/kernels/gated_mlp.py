@@ -23,8 +23,8 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
+from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._blocking import (
     COLUMN_UNIT,
     STREAM,

@@ -18,7 +18,7 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels.kernels._activations import ACTIVATIONS
+from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._blocking import NEIGHBOURS, STREAM, layout_of_few
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, own_part, product
 from trnx.nki_kernels.kernels._neighbours import neighbours_product

@@ -16,7 +16,7 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels.kernels._activations import ACTIVATIONS
+from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, own_part, product
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import blocks_of, layouts_of, reject_linear

@@ -20,8 +20,8 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
+from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._blocking import ROWS, leading_dims_merge, operand_layout
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._matmul import (

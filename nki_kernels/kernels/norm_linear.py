@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::rms_norm
+from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._activations import ACTIVATIONS
 from trnx.nki_kernels.kernels._blocking import (
     COLUMN_UNIT,
     COLUMNS,

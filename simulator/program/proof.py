@@ -9,6 +9,9 @@ to the bit. Where a sum is too large for that they are not, and nothing is prove
 
 What is proven holds for finite numbers: infinity times the zero of a padding is NaN for who
 multiplies them, and nothing for who leaves them out.
+
+Functions of single elements (an activation, the root of a norm) may be anywhere in between: see
+`any_functions`.
 """
 
 from __future__ import annotations
@@ -23,11 +26,15 @@ import torch
 from trnx.simulator.language.operators import functions
 from trnx.simulator.memory.storage import Step
 from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.program import any_functions
+from trnx.simulator.program.any_functions import AnyFunctions
 from trnx.simulator.program.step_effects import EffectReader, Effects, parts_of
 
-# A coordinate has 128 values: two polynomials of degree 2 are taken for one in less than one of
-# 4,000 cases, if a single element of the result is all in which they differ.
-_POINTS = 2
+# Bits of a coordinate, and points. Two polynomials of degree 2 are taken for one in less than one
+# of 4,000 cases, if a single element of the result is all in which they differ.
+_BITS, _POINTS = 8, 2
+# Where functions make factors of more products: integers of fewer bits, at more points.
+_SMALL_BITS, _MORE_POINTS = 4, 4
 
 _SUMS_AND_PRODUCTS = frozenset({
     torch.mm, torch.addmm, torch.add, torch.sub, torch.mul, torch.sum, functions.copy,
@@ -64,23 +71,42 @@ def is_proven(
     if len(known) < len(steps):
         return False
     kept = _Points()
-    generator = np.random.default_rng(0)
-    for _ in range(_POINTS):
-        point = [_integers(spec, generator) for spec in inputs]
+    for point, expected in _points(claim, inputs):
         results = bind(point)
         kept.begin()
         for step, one in zip(steps, known, strict=True):
             if not _run(step, one, kept):
                 return False
-        if not _are_equal(results, claim.operator(point)):
+        if not _are_equal(results, expected):
             return False
     return True
 
 
-def _integers(spec: TensorSpec, generator: np.random.Generator) -> torch.Tensor:
-    """Odd integers of eight bits: no product of them hides a term."""
+def _points(
+    claim: Claim, inputs: Sequence[TensorSpec]
+) -> Iterator[tuple[list[torch.Tensor], Sequence[torch.Tensor]]]:
+    """Points, and what the operator gives there."""
+    generator = np.random.default_rng(0)
+
+    def at_a_point(bits: int) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+        point = [_integers(spec, bits, generator) for spec in inputs]
+        return point, claim.operator(point)
+
+    with AnyFunctions() as functions:
+        first = at_a_point(_BITS)
+    if not functions.used:
+        yield first
+    count, bits = (_MORE_POINTS, _SMALL_BITS) if functions.used else (_POINTS - 1, _BITS)
+    for _ in range(count):
+        with AnyFunctions():
+            found = at_a_point(bits)
+        yield found
+
+
+def _integers(spec: TensorSpec, bits: int, generator: np.random.Generator) -> torch.Tensor:
+    """Odd integers of so many bits, signed: no product of them hides a term."""
     made = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
-    drawn = np.frombuffer(generator.bytes(made.numel()), np.int8) | 1
+    drawn = np.frombuffer(generator.bytes(made.numel()), np.int8) >> (8 - bits) | 1
     return made.copy_(torch.from_numpy(drawn).view(spec.shape))
 
 
@@ -125,6 +151,8 @@ class _Points:
 
 def _run(step: Step, effects: Effects, kept: _Points) -> bool:
     """Run a step; False where its results may be no polynomials of the inputs."""
+    if any_functions.apply(step):
+        return True
     function, args, _ = parts_of(step)
     if function is torch.bitwise_and:
         tensors = [one for one in args if isinstance(one, torch.Tensor)]

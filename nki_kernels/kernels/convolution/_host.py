@@ -6,8 +6,8 @@ import math
 
 import torch
 
+from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.dtypes import reject_dtypes
-from trnx.nki_kernels.kernels._activations import ACTIVATIONS
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_bytes, is_depthwise
 from trnx.nki_kernels.kernels.convolution._geometry import (
     Problem,

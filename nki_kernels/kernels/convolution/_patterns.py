@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trnx.nki_kernels.kernels._activations import ACTIVATIONS
+from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.spec import Pattern
 
 aten = torch.ops.aten

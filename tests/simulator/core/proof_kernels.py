@@ -7,7 +7,7 @@ import nki.language as nl
 
 @nki.jit
 def product(x: nl.NkiTensor, y: nl.NkiTensor, less: int, factor: float, op: str) -> nl.NkiTensor:
-    """x.T @ y in float32, without the last `less` rows, times `factor`, or its exponential."""
+    """x.T @ y in float32, without the last `less` rows, times `factor`, or a function of it."""
     out = nl.ndarray((x.shape[1], y.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
     left = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     right = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.sbuf)
@@ -19,6 +19,12 @@ def product(x: nl.NkiTensor, y: nl.NkiTensor, less: int, factor: float, op: str)
     result = nl.ndarray(out.shape, dtype=x.dtype, buffer=nl.sbuf)
     if op == "exp":
         nisa.activation(dst=result, op=nl.exp, data=bank)
+    elif op == "relu":
+        nisa.activation(dst=result, op=nl.relu, data=bank)
+    elif op == "sigmoid":
+        nisa.activation(dst=result, op=nl.sigmoid, data=bank)
+    elif op == "rsqrt":
+        nisa.activation(dst=result, op=nl.rsqrt, data=bank)
     else:
         nisa.tensor_scalar(dst=result, data=bank, op0=nl.multiply, operand0=factor)
     nisa.dma_copy(dst=out, src=result)

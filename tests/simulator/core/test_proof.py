@@ -79,6 +79,32 @@ def test_other_steps_than_sums_and_products_prove_nothing(kernels: ModuleType) -
     assert not _product(kernels, lambda x, y: _mm(x, y).exp(), op="exp").proven
 
 
+def test_functions_of_the_sums_may_be_anything(kernels: ModuleType) -> None:
+    """The same one on both sides, once, and of the same sums."""
+    for op, operator in (("relu", torch.relu), ("sigmoid", torch.sigmoid), ("rsqrt", torch.rsqrt)):
+        program = _product(kernels, lambda x, y: operator(_mm(x, y)), op=op)  # noqa: B023
+        assert program.proven == "an operator"
+
+
+@pytest.mark.parametrize(
+    ("op", "operator"),
+    [
+        ("relu", _mm),
+        ("relu", lambda x, y: _mm(x, y).sigmoid()),
+        ("relu", lambda x, y: _mm(x, y).sub(2.0**-9).relu()),
+        ("relu", lambda x, y: _mm(x, y).relu() * 2),
+        ("relu", lambda x, y: _mm(x, y).relu().relu()),
+        ("relu", lambda x, y: x[:90].t().mm(y[:90]).relu() + x[90:].t().mm(y[90:]).relu()),
+        ("sigmoid", lambda x, y: _mm(x, y).relu()),
+        ("", lambda x, y: _mm(x, y).relu()),
+    ],
+)
+def test_another_function_is_not_the_same(
+    kernels: ModuleType, op: str, operator: Callable[..., torch.Tensor]
+) -> None:
+    assert not _product(kernels, operator, op=op).proven
+
+
 def test_rounded_sums_prove_nothing(kernels: ModuleType) -> None:
     assert not _product(kernels, _mm, dtype=torch.bfloat16).proven
 
