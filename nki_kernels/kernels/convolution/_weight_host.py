@@ -350,6 +350,16 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("groups of 70", (1, 140, 5, 4), (144, 70, 2, 2), groups=2)
     yield sample("many groups", (1, 270, 5, 4), (135, 2, 3, 3), torch.bfloat16, groups=135)
     yield sample("depthwise", (2, 129, 6, 5), (129, 1, 3, 3), groups=129, padding=[1, 1])
+    # Strips of rows are contracted as they are.
+    for size in (32, 127, 129):
+        yield sample(f"depthwise, {size} of 2 bytes", (2, size, 9, 10), (size, 1, 3, 3),
+                     groups=size, padding=[1, 1], **half)  # fmt: skip
+    yield sample("depthwise, 2 bytes, stride", (3, 40, 15, 17), (40, 1, 5, 3), groups=40,
+                 padding=[2, 1], stride=[2, 2], **half)  # fmt: skip
+    yield sample("depthwise, 2 bytes, dilation", (2, 33, 12, 9), (33, 1, 2, 3), groups=33,
+                 padding=[1, 2], dilation=[1, 2], **half)  # fmt: skip
+    yield sample("depthwise, 2 bytes, transposed", (2, 48, 6, 7), (48, 1, 3, 3), groups=48,
+                 padding=[1, 1], stride=[2, 2], transposed=True, **half)  # fmt: skip
     yield sample("depthwise, 2 each", (2, 7, 9, 8), (14, 1, 3, 3), groups=7, stride=[2, 2])
     yield sample("depthwise 7x7", (1, 20, 9, 8), (20, 1, 7, 7), groups=20, padding=[3, 3])
     yield sample("depthwise 1d", (2, 5, 300), (5, 1, 4), groups=5, padding=[3])

@@ -1,0 +1,512 @@
+"""NKI: the gradient of the weight where every channel is a group, as products of TensorE.
+
+Strips of adjacent image rows lie on the partitions as they are in memory, of all images and of one
+channel after the other, so that nothing is transposed: for each place in a strip there is a product
+that contracts strips. Its left operand has the gradient of some `lanes` channels at `shift` columns
+beside each other; its right one has the window of these channels at all kernel rows, and at all
+columns that those meet. Only the sums of a channel with itself, and of kernel columns that lie as
+the columns of the gradient do, are wanted; the others take less time than transposes would. Tiles
+of 32 or 64 columns of the array have other places, whose sums are added up at the end; tiles of
+other rows (*parts* of the partitions) have other channels.
+
+An infinity or NaN may meet a zero of the padding, or be among sums that are not wanted. So results
+are added up: where a total is not finite, a run computes everything once more by `weight_gradient`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
+from trnx.nki_kernels.kernels._warm_up import warm_up
+from trnx.nki_kernels.kernels.convolution._depthwise_operands import diagonal_of
+from trnx.nki_kernels.kernels.convolution._product import load, store, zero
+from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
+from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis
+
+# Products, at half rate: as long as DMA takes for the first operands.
+_WARM_UP = 22
+# Chunks of channels that are loaded before they are multiplied.
+_AHEAD = 2
+
+
+class Strips(NamedTuple):
+    """How strips are multiplied: their number and rows; parts of the partitions; channels and
+    columns of a tile of the array; channels of a part that are loaded at once; and as in `load`.
+    """
+
+    number: int
+    rows: int
+    parts: int
+    lanes: int
+    shift: int
+    channels: int
+    is_static: bool
+
+
+class Given(NamedTuple):
+    """`dense[N, C, rows, columns]` is multiplied with `window`; `mask[128, lanes]` is 1 where a
+    partition has a channel of the columns, `ones[128, tile]` where it has a row of a tile;
+    `kept[128, 1]` is 0 for the last strip.
+    """
+
+    out: nl.NkiTensor
+    dense: nl.NkiTensor
+    window: nl.NkiTensor
+    axes: tuple[RowAxis, RowAxis]
+    strips: Strips
+    mask: nl.NkiTensor
+    ones: nl.NkiTensor
+    kept: nl.NkiTensor
+
+
+class Piece(NamedTuple):
+    """Rows `first .. end` of strips, which came by themselves."""
+
+    first: int
+    end: int
+    tile: nl.NkiTensor
+
+
+class Loaded(NamedTuple):
+    """Strips of `channels`, padded to whole groups of lanes; `zeros`: rows at the top of the first
+    strip, and first and end of those of the last one, where `kept` is 0; its pieces, if any.
+    """
+
+    tile: nl.NkiTensor
+    channels: int
+    zeros: tuple[int, int, int]
+    pieces: list[Piece]
+    kept: nl.NkiTensor
+
+
+class Chunk(NamedTuple):
+    """Channels `first .. end`, as many for each part as `Strips` says, in SBUF: for each part that
+    has some a tile `[strips of images, channels, rows, columns]` of each tensor.
+    """
+
+    first: int
+    end: int
+    dense: list[nl.NkiTensor]
+    window: list[nl.NkiTensor]
+    loads: list[Loaded]
+
+
+class Sums(NamedTuple):
+    """Of a chunk, for each part `[128, groups of lanes, kernel rows, columns]` in SBUF."""
+
+    chunk: Chunk
+    parts: list[nl.NkiTensor]
+
+
+class Spot(NamedTuple):
+    """A row of a strip, and columns of the gradient from the first one on; the columns of the
+    window that they meet, counted from `left`.
+    """
+
+    row: int
+    column: int
+    number: int
+    left: int
+    first: int
+    end: int
+
+
+@nki.jit
+def depthwise_gradient_kernel(
+    grad: nl.NkiTensor,
+    x: nl.NkiTensor,
+    transposed: bool,
+    shape: tuple[int, ...],
+    axes: tuple[tuple[int, ...], tuple[int, ...]],
+    how: tuple[int, ...],
+    together: int,
+    numbers: tuple[tuple[int, ...], ...],
+    keeps: tuple[bool, bool],
+    is_static: bool,
+    cores: int = 1,
+) -> nl.NkiTensor:
+    """As `convolution_weight_gradient_kernel`, of 2 dimensions and one channel a group. `how`: the
+    fields of `Strips`. `cores` share channels.
+    """
+    out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    dense, window = (x, grad) if transposed else (grad, x)
+    number, rows, parts, lanes, shift, channels, few = how
+    strips = Strips(number, rows, parts, lanes, shift, channels, few == 1)
+    first, end = share_of(shape[0], cores, lanes)
+    if first < end:
+        both = (_axis_of(axes[0]), _axis_of(axes[1]))
+        for _ in nl.dynamic_range(_gradient(out, dense, window, both, strips, (first, end))):
+            some = nl.ds(first, end - first)
+            weight_gradient(
+                out[some], (dense[:, some], window[:, some]), (end - first, together), numbers,
+                (keeps, False, is_static), 0,
+            )  # fmt: skip
+    return out
+
+
+def _axis_of(numbers: tuple[int, ...]) -> RowAxis:
+    long, short, kernel, stride, padding, dilation = numbers
+    return RowAxis(long, short, kernel, stride, padding, dilation)
+
+
+def tile_of(strips: Strips) -> int:
+    """Columns of a tile of the array."""
+    return strips.lanes * strips.shift
+
+
+def reach_of(axis: RowAxis, count: int) -> int:
+    """Elements of the window that so many of the gradient meet."""
+    return (count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
+
+
+def _gradient(
+    out: nl.NkiTensor,
+    dense: nl.NkiTensor,
+    window: nl.NkiTensor,
+    axes: tuple[RowAxis, RowAxis],
+    strips: Strips,
+    channels: tuple[int, int],
+) -> object:
+    """Channels (first, end) by products; a register: 0 where all results are finite, else 1."""
+    warm_up(_WARM_UP)
+    pmax = nl.tile_size.pmax
+    mask = diagonal_of(nl.float32, strips.lanes)
+    ones = diagonal_of(nl.float32, tile_of(strips))
+    taps = axes[0].kernel * axes[1].kernel
+    flat = out.reshape((out.shape[0], taps))
+    kept = _kept(strips, dense.shape[0])
+    given = Given(flat, dense, window, axes, strips, mask, ones, kept)
+    each = strips.parts * strips.channels
+    first, end = channels
+    together = max(1, nl.tile_size.psum_bank_fmax // taps)
+    groups = strips.channels // strips.lanes
+    pieces = (groups + together - 1) // together
+    columns = (end - first + each - 1) // each * strips.parts * pieces
+    totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
+    spots = _spots(given)
+    order: list[int] = []
+    for begin in range(first, end, each):
+        order.append(begin)
+    if len(order) > 1:
+        # Not first: the first and last channels of all take several transfers and copies. Nor last,
+        # where VectorE, which makes zeros for them, has much else to do.
+        order.insert(1, order.pop(0))
+        order.insert(2, order.pop())
+    chunks: list[Chunk] = []
+    waiting: list[Sums] = []
+    column = 0
+    for index in range(len(order)):
+        while len(chunks) < min(len(order), index + 1 + _AHEAD):
+            # The next operands come during these products.
+            start = order[len(chunks)]
+            chunks.append(_load_chunk(given, start, min(end, start + each)))
+        if index == 0:
+            _finish_chunk(given, chunks[0])
+        if index + 1 < len(order):
+            _finish_chunk(given, chunks[index + 1])
+        waiting.append(Sums(chunks[index], _sums_of(given, chunks[index], spots)))
+        if len(waiting) > 1:
+            # Behind these products, as VectorE has to be done with the sums before.
+            column = _add_up(given, waiting.pop(0), totals, column)
+    column = _add_up(given, waiting.pop(0), totals, column)
+    return repairs_of(finite_ones(totals), column_of_ones())
+
+
+def _channels_of(given: Given, chunk: Chunk, part: int) -> int:
+    """How many channels of a chunk a part has."""
+    first = chunk.first + part * given.strips.channels
+    return max(0, min(given.strips.channels, chunk.end - first))
+
+
+def _place(part: int, given: Given) -> int:
+    """The first partition of a part."""
+    pmax = nl.tile_size.pmax  # type: int
+    return part * (pmax // given.strips.parts)
+
+
+def _load_chunk(given: Given, first: int, end: int) -> Chunk:
+    """Strips of channels `first .. end`, on their way to SBUF."""
+    strips, axis = given.strips, given.axes[0]
+    last = axis.long - (strips.number - 1) * strips.rows
+    chunk = Chunk(first, end, [], [], [])
+    for part in range(strips.parts):
+        count = _channels_of(given, chunk, part)
+        if count > 0:
+            place = (_place(part, given), first + part * strips.channels)
+            rows = (strips.rows, strips.rows, 0, strips.rows)
+            chunk.loads.append(_load_strips(given, given.dense, place, count, rows))
+            chunk.dense.append(chunk.loads[-1].tile)
+            step = strips.rows * axis.stride
+            rows = (reach_of(axis, strips.rows), reach_of(axis, last), -axis.padding, step)
+            chunk.loads.append(_load_strips(given, given.window, place, count, rows))
+            chunk.window.append(chunk.loads[-1].tile)
+    return chunk
+
+
+def _load_strips(
+    given: Given,
+    source: nl.NkiTensor,
+    place: tuple[int, int],
+    channels: int,
+    sizes: tuple[int, int, int, int],
+) -> Loaded:
+    """Strips of some channels. `place`: the first partition and channel; `sizes`: rows, those of
+    the last strip that values meet, the first row of the first strip, and rows between two strips.
+    The rows above and below an image are those of its neighbours; there are none before the first
+    channel of all and behind the last one.
+    """
+    first, channel = place
+    rows, needed, begin, step = sizes
+    images, every, height, width = source.shape
+    strips = given.strips
+    groups = (channels + strips.lanes - 1) // strips.lanes
+    shape = (first + strips.number * images, groups * strips.lanes, rows, width)
+    tile = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)[first:]
+    if channels < tile.shape[1]:
+        nisa.memset(dst=tile[:, channels:], value=0.0, engine=nisa.engine.gpsimd)
+    top = max(0, -begin)
+    bottom = max(0, begin + (strips.number - 1) * step + rows - height)
+    low = top if channel == 0 else 0
+    high = rows - bottom if channel + channels == every else rows
+    pieces: list[Piece] = []
+    if low == 0 and high == rows:
+        _transfer(given, tile[:, 0:channels], source, (channel, begin, step))
+    else:
+        # Each piece to a tile of its own, as transfers to one tile would wait for each other.
+        where = (first, channel, begin, step)
+        for ends in (
+            (0, low, 1, strips.number),
+            (low, high, 0, strips.number),
+            (high, rows, 0, strips.number - 1),
+        ):
+            if ends[1] > ends[0]:
+                pieces.append(_load_piece(given, source, where, channels, ends))
+    zeros = (top if low == 0 else 0, rows - bottom, needed if high == rows else 0)
+    return Loaded(tile, channels, zeros, pieces, given.kept[nl.ds(first, tile.shape[0])])
+
+
+def _load_piece(
+    given: Given,
+    source: nl.NkiTensor,
+    where: tuple[int, int, int, int],
+    channels: int,
+    ends: tuple[int, int, int, int],
+) -> Piece:
+    """Rows `first .. end` of strips `low .. high` (`ends`), and zeros for those of other strips.
+    `where`: the first partition, channel and row, and rows between two strips.
+    """
+    place, channel, begin, step = where
+    first, end, low, high = ends
+    images = source.shape[0]
+    size = given.strips.number * images
+    shape = (place + size, channels, end - first, source.shape[3])
+    tile = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)[place:]
+    if (high - low) * images < size:
+        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
+    if high > low:
+        some = tile[low * images : high * images]
+        _transfer(given, some, source, (channel, begin + low * step + first, step))
+    return Piece(first, end, tile)
+
+
+def _finish_chunk(given: Given, chunk: Chunk) -> None:
+    """What is to be done when the strips are there: put pieces together, and zeros in place of
+    neighbours.
+    """
+    images = given.dense.shape[0]
+    for loaded in chunk.loads:
+        lanes = loaded.tile[:, 0 : loaded.channels]
+        for piece in loaded.pieces:
+            target = lanes[:, :, piece.first : piece.end]
+            nisa.tensor_copy(dst=target, src=piece.tile, engine=nisa.engine.vector)
+        top, first, end = loaded.zeros
+        if top > 0:
+            above = lanes[0:images, :, 0:top]
+            nisa.memset(dst=above, value=0.0, engine=nisa.engine.gpsimd)
+        if end > first:
+            below = lanes[:, :, first:end]
+            nisa.tensor_scalar(
+                dst=below, data=below, op0=nl.multiply, operand0=loaded.kept,
+                engine=nisa.engine.scalar,
+            )  # fmt: skip
+
+
+def _transfer(
+    given: Given, target: nl.NkiTensor, source: nl.NkiTensor, where: tuple[int, int, int]
+) -> None:
+    """`target[strips of images, channels, rows, columns]` <- `source`, by one transfer; `where`: as
+    in `_load_strips`.
+    """
+    channel, begin, step = where
+    images, every, height, width = source.shape
+    pattern = [
+        [step * width, target.shape[0] // images],
+        [every * height * width, images],
+        [height * width, target.shape[1]],
+        [1, target.shape[2] * width],
+    ]
+    data = source.ap(pattern=pattern, offset=(channel * height + begin) * width)
+    load(target, data, False, given.strips.is_static)
+
+
+def _kept(strips: Strips, images: int) -> nl.NkiTensor:
+    """`[128, 1]`: 0 for the last strip of each part, 1 for the others."""
+    column = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=column, value=0.0, engine=nisa.engine.vector)
+    if strips.number > 1:
+        for part in range(strips.parts):
+            first = part * (nl.tile_size.pmax // strips.parts)
+            others = column[nl.ds(first, (strips.number - 1) * images)]
+            nisa.memset(dst=others, value=1.0, engine=nisa.engine.vector)
+    return column
+
+
+def _spots(given: Given) -> list[Spot]:
+    """All of a strip, first those that meet no padding to the left or right."""
+    axis, strips = given.axes[1], given.strips
+    whole: list[Spot] = []
+    others: list[Spot] = []
+    for row in range(strips.rows):
+        for column in range(0, axis.long, strips.shift):
+            count = min(strips.shift, axis.long - column)
+            left = column * axis.stride - axis.padding
+            size = reach_of(axis, count)
+            spot = Spot(
+                row, column, count, left, max(0, -left), max(0, min(size, axis.short - left))
+            )
+            if spot.end - spot.first == reach_of(axis, strips.shift):
+                whole.append(spot)
+            elif spot.end > spot.first:
+                others.append(spot)
+    return whole + others
+
+
+def _sums_of(given: Given, chunk: Chunk, spots: list[Spot]) -> list[nl.NkiTensor]:
+    """For each part `[128, groups of lanes, kernel rows, columns]`: of each channel with itself."""
+    lanes, tile = given.strips.lanes, tile_of(given.strips)
+    sides = min(nl.tile_size.pmax // tile, max(1, len(spots)))
+    kernel, reach = given.axes[0].kernel, reach_of(given.axes[1], given.strips.shift)
+    sums: list[nl.NkiTensor] = []
+    for operand in chunk.dense:
+        shape = (sides * tile, operand.shape[1] // lanes, kernel, reach)
+        sums.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf))
+    for group in range(sums[0].shape[1]):
+        banks: list[nl.NkiTensor] = []
+        for some in sums:
+            if group < some.shape[1]:
+                shape = (sides * tile, kernel, reach, lanes)
+                banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
+        _multiply_spots(given, chunk, group, spots, banks)
+        for part in range(len(banks)):
+            flat = (sides * tile, kernel * reach, lanes)
+            wide = nl.ndarray(flat, dtype=nl.float32, buffer=nl.sbuf)
+            own = given.mask[0 : sides * tile].expand_dim(1).broadcast(1, kernel * reach)
+            bank = banks[part].reshape(flat)
+            nisa.tensor_tensor(dst=wide, data1=bank, data2=own, op=nl.multiply)
+            total = sums[part][:, group].reshape((sides * tile, kernel * reach))
+            nisa.tensor_reduce(dst=total, op=nl.add, data=wide, axis=2)
+    return sums
+
+
+def _multiply_spots(
+    given: Given, chunk: Chunk, group: int, spots: list[Spot], banks: list[nl.NkiTensor]
+) -> None:
+    """The sums of a group of lanes of each part. Neighbours use different tiles of the array."""
+    pmax, tile = nl.tile_size.pmax, tile_of(given.strips)
+    sides = banks[0].shape[0] // tile
+    size = pmax // given.strips.parts
+    for side in range(sides):
+        is_whole = side < len(spots) and (
+            spots[side].end - spots[side].first == banks[0].shape[2]
+            and spots[side].number == given.strips.shift
+        )
+        for part in range(len(banks)):
+            if not is_whole:
+                some = banks[part][nl.ds(side * tile, tile)]
+                where = (_place(part, given), side * tile)
+                zero(some, given.dense.dtype, where, (size, tile))
+    for index in range(len(spots)):
+        for part in range(len(banks)):
+            _multiply(given, banks[part], chunk, part, group, spots[index], index % sides)
+
+
+def _multiply(
+    given: Given,
+    bank: nl.NkiTensor,
+    chunk: Chunk,
+    part: int,
+    group: int,
+    spot: Spot,
+    side: int,
+) -> None:
+    """Add what the strips of a part have at a spot."""
+    strips, axis, tile = given.strips, given.axes[0], tile_of(given.strips)
+    channels = nl.ds(group * strips.lanes, strips.lanes)
+    left = chunk.dense[part][:, channels, spot.row, nl.ds(spot.column, spot.number)]
+    top = spot.row * axis.stride
+    rows = slice(top, top + (axis.kernel - 1) * axis.dilation + 1, axis.dilation)
+    columns = slice(spot.left + spot.first, spot.left + spot.end)
+    target = bank[nl.ds(side * tile, spot.number * strips.lanes), :, spot.first : spot.end]
+    nisa.nc_matmul(
+        dst=target.permute((0, 3, 1, 2)),
+        stationary=left.permute((0, 2, 1)),
+        moving=chunk.window[part][:, channels, rows, columns],
+        tile_position=(_place(part, given), side * tile),
+        tile_size=(nl.tile_size.pmax // strips.parts, tile),
+    )
+
+
+def _add_up(given: Given, of: Sums, totals: nl.NkiTensor, column: int) -> int:
+    """The results of a chunk: its sums over the columns of the gradient, and over tiles of the
+    array. `column`: the next one of the totals, which is returned.
+    """
+    strips, axis = given.strips, given.axes[1]
+    rows, taps = given.axes[0].kernel, given.axes[0].kernel * axis.kernel
+    together = max(1, nl.tile_size.psum_bank_fmax // taps)
+    for part in range(len(of.parts)):
+        sums = of.parts[part]
+        channel = of.chunk.first + part * strips.channels
+        count = _channels_of(given, of.chunk, part)
+        for begin in range(0, sums.shape[1], together):
+            some = min(together, sums.shape[1] - begin)
+            bank = nl.ndarray((strips.lanes, some, rows, axis.kernel), nl.float32, buffer=nl.psum)
+            for step in range(strips.shift):
+                first = step * axis.stride
+                columns = slice(first, first + (axis.kernel - 1) * axis.dilation + 1, axis.dilation)
+                lanes = nl.ds(step * strips.lanes, strips.lanes)
+                nisa.nc_matmul(
+                    dst=bank,
+                    stationary=given.ones[0 : sums.shape[0], lanes],
+                    moving=sums[:, nl.ds(begin, some), :, columns],
+                    is_stationary_onezero=True,
+                )
+            result = nl.ndarray((strips.lanes, some, taps), given.out.dtype, buffer=nl.sbuf)
+            nisa.activation(
+                dst=result, op=nl.copy, data=bank.reshape((strips.lanes, some, taps)),
+                reduce_op=nl.add, reduce_res=totals[0 : strips.lanes, nl.ds(column, 1)],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )  # fmt: skip
+            column = column + 1
+            left = count - begin * strips.lanes
+            _store(given, result, channel + begin * strips.lanes, min(left, some * strips.lanes))
+    return column
+
+
+def _store(given: Given, result: nl.NkiTensor, channel: int, count: int) -> None:
+    """`result[lanes, groups, taps]` -> `count` channels of the result."""
+    lanes = given.strips.lanes
+    full = count // lanes
+    if full > 0:
+        target = given.out[nl.ds(channel, full * lanes)].reshape_dim(0, (full, lanes))
+        store(target.permute((1, 0, 2)), result[:, 0:full], False, given.strips.is_static)
+    if full * lanes < count:
+        rest = count - full * lanes
+        target = given.out[nl.ds(channel + full * lanes, rest)]
+        store(target, result[0:rest, full], False, given.strips.is_static)

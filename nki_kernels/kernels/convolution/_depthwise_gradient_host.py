@@ -1,0 +1,134 @@
+"""When the gradient of a weight of one channel a group contracts strips of rows, and how these are
+blocked (host side); see `_depthwise_gradient.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from trnx.nki_kernels.kernels._blocking import float32_per_bank
+from trnx.nki_kernels.kernels.convolution._depthwise_gradient import Strips, reach_of, tile_of
+from trnx.nki_kernels.kernels.convolution._geometry import Window
+from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis
+from trnx.nki_kernels.spec import Bindings
+from trnx.simulator.hardware import Hardware
+
+# Columns of tiles of the array, and cycles between two products of different ones.
+_TILES, _LEAST_CYCLES = (32, 64), 64
+# Partitions that a DMA engine serves, and bytes that it moves in the time of a descriptor.
+_PARTITIONS_PER_ENGINE, _DESCRIPTOR_BYTES = 8, 161
+# Elements that the start of an instruction of VectorE takes the time of.
+_START = 73
+# Bytes of a partition that are loaded at once, at least, and at most by all parts.
+_LEAST_BYTES, _MOST_BYTES = 4096, 40960
+# For a transfer's start and end, and for what is done after the last product.
+_ENDS_SECONDS = 5e-6
+# Of the other way: its predicted time over that of its products, and of the choice of the diagonal
+# (fitted to layers of ConvNeXt and MobileNetV2).
+_PRODUCTS, _CHOICE = 1.3, 1.2
+# Descriptors that are made before the run, at most.
+_MOST_DESCRIPTORS = 2**15
+
+
+def strips_plan(
+    b: Bindings, windows: list[Window], hw: Hardware
+) -> tuple[tuple[RowAxis, RowAxis], Strips] | None:
+    """The axes, rows first, and how strips are multiplied; None where other ways are the only ones:
+    NeuronCore-v2 has tiles of 64, and products of float32 take four times as long.
+    """
+    if len(windows) != 2 or hw.generation < 3 or b.x.dtype.itemsize != 2:
+        return None
+    if b.groups < _TILES[0] or b.weight.shape[:2] != (b.groups, 1) or b.x.shape[0] > hw.partitions:
+        return None
+    rows, columns = (RowAxis(w.out, w.size, *w[2:6]) for w in windows)
+    found = list(_candidates(b, rows, columns, hw))
+    if not found:
+        return None
+    strips = min(found, key=lambda strips: _seconds(b, rows, columns, strips, hw))
+    dma, tensor, vector = _engines(b, rows, columns, strips, hw)
+    # Few products of a group do not hide what VectorE does between them.
+    if max(dma, tensor + 2 * vector) > _transposed_seconds(b, rows, columns, hw):
+        return None
+    return (rows, columns), strips
+
+
+def _candidates(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> Iterator[Strips]:
+    """What fits the partitions, a bank and SBUF."""
+    images = int(b.x.shape[0])
+    for parts in (1, 2, 4):
+        most = min(rows.long, hw.partitions // parts // images)
+        for each in sorted({-(-rows.long // number) for number in range(1, most + 1)}):
+            number = -(-rows.long // each)
+            # The first strip alone has rows above the image, and the last one below it.
+            last = (number - 2) * each * rows.stride - rows.padding + reach_of(rows, each)
+            if number > 1 and (rows.padding > each * rows.stride or last > rows.short):
+                continue
+            if max(rows.padding, last + each * rows.stride - rows.short) > rows.short:
+                continue  # neighbours, which are loaded in place of zeros, have fewer rows
+            for tile, shift in itertools.product(_TILES, (1, 2, 4, 8)):
+                sizes = (number, each, parts, tile // shift, shift)
+                if found := _strips(b, (rows, columns), sizes, hw):
+                    yield found
+
+
+def _strips(
+    b: Bindings, axes: tuple[RowAxis, RowAxis], sizes: tuple[int, ...], hw: Hardware
+) -> Strips | None:
+    """Strips of `sizes`: their number, rows, parts, and as in `Strips`; None
+    where a bank or SBUF has no place for them.
+    """
+    rows, columns = axes
+    number, each, parts, lanes, shift = sizes
+    if lanes * rows.kernel * reach_of(columns, shift) > float32_per_bank(hw):
+        return None
+    channel = each * columns.long + reach_of(rows, each) * columns.short
+    nbytes = lanes * channel * int(b.x.dtype.itemsize)
+    if parts * nbytes > _MOST_BYTES:
+        return None
+    # Few channels at once, so that products start early.
+    every = -(-b.groups // (parts * lanes * hw.cores))
+    groups = min(-(-_LEAST_BYTES // nbytes), _MOST_BYTES // (parts * nbytes), every)
+    descriptors = 2 * b.groups * b.x.shape[0] * (number + 1)
+    return Strips(
+        number, each, parts, lanes, shift, groups * lanes, descriptors <= _MOST_DESCRIPTORS
+    )
+
+
+def _seconds(b: Bindings, rows: RowAxis, columns: RowAxis, strips: Strips, hw: Hardware) -> float:
+    """The time of the engine that is busiest, behind the first chunk's transfers and products."""
+    dma, tensor, vector = _engines(b, rows, columns, strips, hw)
+    first = strips.parts * strips.channels / b.groups
+    return float(max(dma, tensor, vector) + first * (dma + tensor) + _ENDS_SECONDS)
+
+
+def _engines(
+    b: Bindings, rows: RowAxis, columns: RowAxis, strips: Strips, hw: Hardware
+) -> tuple[float, float, float]:
+    """Seconds of DMA, TensorE and VectorE."""
+    images = int(b.x.shape[0])
+    runs = (strips.rows * columns.long, reach_of(rows, strips.rows) * columns.short)
+    nbytes = sum(max(_DESCRIPTOR_BYTES, run * b.x.dtype.itemsize) for run in runs)
+    engines = strips.parts * -(-strips.number * images // _PARTITIONS_PER_ENGINE)
+    dma = b.groups * strips.number * images / engines * nbytes / hw.dma_engine_rate
+    # Each part has a group of lanes at a time.
+    groups = -(-b.groups // (strips.lanes * strips.parts)) * strips.parts
+    size = strips.lanes * rows.kernel * reach_of(columns, strips.shift)
+    spots = strips.rows * -(-columns.long // strips.shift)
+    # Several tiles side by side, of each part.
+    tiles = hw.partitions // tile_of(strips) * strips.parts
+    tensor = groups * spots * max(_LEAST_CYCLES, size / tiles) / hw.pe_clock
+    vector = groups * 2 * (size + _START) / hw.vector_clock
+    return float(dma), float(tensor), float(vector)
+
+
+def _transposed_seconds(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> float:
+    """About what the other way takes: products of 128 channels with each other, and the choice of
+    their diagonal by GpSimd and VectorE, at half rate.
+    """
+    width = rows.kernel * columns.kernel * hw.partitions
+    tiles = -(-b.groups // hw.partitions)
+    places = -(-b.x.shape[0] * rows.long * columns.long // hw.partitions)
+    products = tiles * places * width / hw.pe_clock
+    choice = 2 * tiles * width * (1 / hw.gpsimd_clock + 1 / hw.vector_clock)
+    return float(_PRODUCTS * products + _CHOICE * choice)
