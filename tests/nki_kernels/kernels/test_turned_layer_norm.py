@@ -118,6 +118,18 @@ def test_a_mean_of_many_deviations_costs_no_accuracy(deviations: float) -> None:
         assert mean_square[0] <= 1.02 * mean_square[1]
 
 
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize("rows", [895, 896, 897, 1025])
+def test_ragged_tiles_are_as_accurate(rows: int, target: str) -> None:
+    """A last tile of 127, 128 and 1 rows: in halves only where all partitions have rows."""
+    x, weight, bias = (draw(*shape).bfloat16() for shape in ((rows, 2176), (2176,), (2176,)))
+    found, others = run(x, weight, bias, target), eager(x, weight, bias)
+    exact = eager(x.double(), weight.double(), bias.double())
+    for mine, other, wanted in zip(found, others, exact, strict=True):
+        assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+        assert (mine - wanted).abs().max() <= 2 * (other - wanted).abs().max()
+
+
 def in_x(tensors: list[torch.Tensor]) -> None:
     x = tensors[0]
     x[3, 0], x[700, 9], x[769, -1] = torch.nan, torch.inf, -torch.inf
