@@ -25,7 +25,7 @@ _TRIPLE = 3  # count, mean and variance * count, as `bn_stats` gives and `bn_agg
 
 class HalfRows(NamedTuple):
     """HBM: x, the residual or None and the result `[rows, columns]`, the statistics `[rows]`;
-    `epsilon` `[128, 1]` in SBUF. ScalarE takes the statistics of the last `on_scalar` columns,
+    `epsilon` `[128, 1]` in SBUF. VectorE takes the statistics of all but the last `last` columns,
     GpSimd scales and shifts the first `on_gpsimd`.
     """
 
@@ -35,7 +35,7 @@ class HalfRows(NamedTuple):
     mean: nl.NkiTensor
     rstd: nl.NkiTensor
     epsilon: nl.NkiTensor
-    on_scalar: int
+    last: int
     on_gpsimd: int
 
 
@@ -154,12 +154,12 @@ def _load(h: HalfRows, start: tuple[int, int, int]) -> nl.NkiTensor:
 def new_sums(h: HalfRows, start: tuple[int, int, int]) -> Sums:
     """Unfilled ones of a tile."""
     _, partitions, run = start
-    size = 2 * _TRIPLE * pieces_of(h.x.shape[1] - h.on_scalar) + _TRIPLE
+    size = 2 * _TRIPLE * pieces_of(h.x.shape[1] - h.last) + _TRIPLE
     parts = nl.ndarray((partitions, run, size), dtype=nl.float32, buffer=nl.sbuf)
     sums = nl.ndarray((partitions, 2, run), dtype=nl.float32, buffer=nl.sbuf)
     count = parts[:, :, size - 3]
-    nisa.memset(dst=count, value=float(h.on_scalar), engine=nisa.engine.gpsimd)
-    return Sums(parts, sums, h.on_scalar)
+    nisa.memset(dst=count, value=float(h.last), engine=nisa.engine.gpsimd)
+    return Sums(parts, sums, h.last)
 
 
 def pieces_of(columns: int) -> int:

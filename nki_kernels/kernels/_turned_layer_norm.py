@@ -29,8 +29,8 @@ def turned_layer_norm_kernel(
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """x, weight and bias of one dtype -> (out, mean, rstd) by products (`_turned_rows.py`), again
-    as in `_half_rows.py` where the numbers are too large for that. `shares`: percent of the columns
-    whose statistics ScalarE takes then, and those of a repair, which `lags`."""
+    as in `_half_rows.py` where the numbers do not suit that. `shares`: percent of the columns whose
+    statistics TensorE takes, in whole blocks, and those of a repair, which `lags`."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     mean = nl.ndarray(stats_shape, dtype=x.dtype, buffer=nl.shared_hbm)
     rstd = nl.ndarray(stats_shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -40,7 +40,9 @@ def turned_layer_norm_kernel(
     nisa.memset(dst=epsilon, value=eps)
     first, end = share_of(rows, cores)
     starts = _short_ends(first, end, fold)
-    fast = HalfRows(flat, None, flat_out, mean, rstd, epsilon, columns * shares[0] // 100, 0)
+    pmax = nl.tile_size.pmax
+    on_tensor = (columns // pmax * shares[0] + 50) // 100 * pmax
+    fast = HalfRows(flat, None, flat_out, mean, rstd, epsilon, on_tensor, 0)
     if len(starts) > 0:
         good = normalise_turned_rows(fast, weight, bias, starts)
         for _ in nl.dynamic_range(repairs_of(good, column_of_ones())):
