@@ -122,6 +122,8 @@ class SimulatorRunner:
 
         def run(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]) -> None:
             nonlocal own, shared_runs
+            if not shared_runs:
+                own = own.without(frozenset(i for i, one in enumerate(outputs) if one is None))
             if own.last_user is not user:
                 shared_runs += 1
                 if shared_runs == _SHARED_RUNS:

@@ -31,21 +31,28 @@ def bn_stats(emit: Emit, dst: NkiTensor, data: NkiTensor, name: str | None = Non
     _check_size(emit, dst, data, 6)
     value = emit.read_f32(data, "data", shape=(partitions, length))
     out = emit.write_f32(dst, "dst", shape=(partitions, 6), elementwise=False)
-    centred = emit.scratch((partitions, (length + 1) // 2))
+    if length % 2 == 0:
+        # As many even elements as odd ones: both in one step.
+        pairs = value.view(partitions, length // 2, 2).transpose(1, 2)
+        _statistics(emit, pairs, out.view(partitions, 2, 3))
+        return
     for first in (0, 1):
-        elements = value[:, first::2]
-        count = elements.shape[1]
-        column = 3 * first
-        emit.step(out[:, column : column + 1].fill_, count)
-        if count == 0:
-            emit.step(out[:, column + 1 : column + 3].zero_)
-            continue
-        mean, spread = out[:, column + 1 : column + 2], out[:, column + 2 : column + 3]
-        work = centred[:, :count]
-        emit.step(torch.mean, elements, 1, True, out=mean)
-        emit.step(torch.sub, elements, mean, out=work)
-        emit.step(torch.mul, work, work, out=work)
-        emit.step(torch.sum, work, 1, True, out=spread)
+        _statistics(emit, value[:, None, first::2], out[:, None, 3 * first :][..., :3])
+
+
+def _statistics(emit: Emit, value: torch.Tensor, out: torch.Tensor) -> None:
+    """out[p, i] = (count, mean, variance * count) of the elements of value[p, i]."""
+    count = value.shape[2]
+    emit.step(out[..., 0].fill_, count)
+    if count == 0:
+        emit.step(out[..., 1:].zero_)
+        return
+    mean, spread = out[..., 1:2], out[..., 2:]
+    centred = emit.scratch(value.shape)
+    emit.step(torch.mean, value, 2, True, out=mean)
+    emit.step(torch.sub, value, mean, out=centred)
+    emit.step(torch.mul, centred, centred, out=centred)
+    emit.step(torch.sum, centred, 2, True, out=spread)
 
 
 def _check_size(emit: Emit, dst: NkiTensor, data: NkiTensor, size: int) -> None:

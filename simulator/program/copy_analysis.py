@@ -13,6 +13,8 @@ from trnx.simulator.program.step_effects import Effects
 
 # Stands for memory that is not there yet: no address.
 NOWHERE = 0
+# Writes to parts of a copy that are kept in mind.
+_MOST_PARTS = 16
 
 
 @dataclass(eq=False, slots=True)
@@ -39,6 +41,19 @@ class Copy:
     # Whether all that reads it are products, which may read it at home, and copies.
     may_move: bool = True
     copied_by: list[int] = field(default_factory=list)
+    # Parts of the target that were overwritten.
+    lost: list[Region] = field(default_factory=list)
+
+    def is_gone(self, written: Region) -> bool:
+        """Whether nothing of the target is left after a write to a part of it."""
+        if written.covers(self.target):
+            return True
+        is_part = written.dtype is self.target.dtype and self.target.covers(written)
+        if len(self.lost) == _MOST_PARTS or not is_part or not is_gapless(written):
+            return False
+        if not any(one.overlaps(written) for one in self.lost):
+            self.lost.append(written)
+        return sum([one.numel for one in self.lost]) == self.target.numel
 
 
 @dataclass(eq=False, slots=True)
@@ -114,11 +129,12 @@ class CopyAnalysis:
 
     def _redirect_factor(self, read: Read, factor: Region, writes: Sequence[Region]) -> None:
         """To the origin of the copy, where a product can read it, or to a copy of that."""
-        origin, copy = read.origin, read.copy
+        copy = read.copy
         for one in read.copies:
             one.may_move = one.may_move and one is copy
-        if origin is None or copy is None:
+        if read.origin is None or copy is None:
             return
+        origin = read.origin = self._first(read.origin)
         if is_factor(origin) and not self._may_write(writes, origin):
             read.is_redirected = True
             read.before = self._reaching(origin)
@@ -149,6 +165,17 @@ class CopyAnalysis:
                     break
         return read
 
+    def _first(self, origin: Region) -> Region:
+        """Where the elements of a factor were before, as far as a product can read them: a part of
+        what was copied may have come from one place where all of it did not.
+        """
+        place = as_factor(origin)
+        for copy in reversed(self._at[place.memory]):
+            if copy.is_valid and (before := place.through(copy.target, copy.origin)) is not None:
+                before = as_factor(before)
+                return self._first(before) if is_factor(before) else place
+        return place
+
     def _reaching(self, region: Region) -> list[Copy]:
         """The copies that may have brought what is there."""
         return [one for one in self._at[region.memory] if one.target.overlaps(region)]
@@ -164,7 +191,7 @@ class CopyAnalysis:
         for copy in self._at[region.memory]:
             if copy.target.overlaps(region):
                 copy.is_valid = False
-                if region.covers(copy.target):
+                if copy.is_gone(region):
                     continue
             left.append(copy)
         self._at[region.memory] = left
@@ -214,6 +241,18 @@ def _dense_strides(origin: Region) -> tuple[int, ...]:
         strides[axis] = step
         step *= origin.shape[axis]
     return tuple(strides)
+
+
+def as_factor(region: Region) -> Region:
+    """With strides that BLAS takes where a row or a column is all of it: they say nothing then."""
+    if len(region.shape) != 2 or 1 not in region.shape:
+        return region
+    (rows, columns), (far, near) = region.shape, region.strides
+    row = (columns if near == 1 else 1, near)
+    strides = row if columns > 1 else (far if rows > 1 else 1, 1)
+    if strides == region.strides:
+        return region
+    return Region(region.memory, region.dtype, region.shape, strides, region.offset)
 
 
 def is_factor(origin: Region) -> bool:

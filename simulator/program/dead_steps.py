@@ -23,12 +23,16 @@ _NOTHING = Effects({}, ())
 _MOST_PARTS = 8
 
 
-def drop_dead_steps(steps: Sequence[Step], reader: EffectReader) -> Sequence[Step]:
-    """The steps without those that write what nobody reads."""
+def drop_dead_steps(
+    steps: Sequence[Step], reader: EffectReader, unread: Collection[int] = ()
+) -> Sequence[Step]:
+    """The steps without those that write what nobody reads; `unread` are the numbers of slots that
+    a run writes all the same, and whose caller does not read them.
+    """
     effects = effects_of(steps, reader)
     if effects is None:
         return steps
-    fresh = fresh_memory(effects, reader.blank)
+    fresh = {*fresh_memory(effects, reader.blank), *unread}
     live: defaultdict[int, list[Region]] = defaultdict(list)
     left: list[Step] = []
     for step, one in zip(reversed(steps), reversed(effects), strict=True):
@@ -124,7 +128,10 @@ class _Placement:
             return
         if any(self._touches(at, target) for at in self._between(writer, number, target)):
             return
-        made = _writing_to(self.steps[writer], self._reader.view(target))
+        # In the shape of the step that wrote it.
+        form = self._effects[writer].writes[0]
+        place = Region(target.memory, form.dtype, form.shape, form.strides, target.offset)
+        made = _writing_to(self.steps[writer], self._reader.view(place))
         if made is None or self._touches(writer, target):
             return
         self._touching[source.memory].remove(number)
@@ -143,7 +150,7 @@ class _Placement:
         for at in reversed(known[: bisect_left(known, number)]):
             if self._touches(at, source):
                 effects = self._effects[at]
-                is_all = len(effects.writes) == 1 and effects.writes[0].is_same(source)
+                is_all = len(effects.writes) == 1 and _is_all_of(effects.writes[0], source)
                 return at if is_all and effects.is_pure else None
         return None
 
@@ -164,6 +171,16 @@ class _Placement:
     def _touches(self, number: int, region: Region) -> bool:
         effects = self._effects[number]
         return any(one.overlaps(region) for one in (*effects.reads.values(), *effects.writes))
+
+
+def _is_all_of(written: Region, source: Region) -> bool:
+    """Whether both have the same elements in the same order, but for dimensions of one element."""
+    places = [
+        [axis for axis in zip(one.shape, one.strides, strict=True) if axis[0] != 1]
+        for one in (written, source)
+    ]
+    is_there = written.memory == source.memory and written.offset == source.offset
+    return is_there and written.dtype is source.dtype and places[0] == places[1]
 
 
 def _writing_to(step: Step, target: torch.Tensor) -> Step | None:

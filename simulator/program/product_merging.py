@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trnx.simulator.memory.storage import Step
-from trnx.simulator.program.copy_analysis import CopyAnalysis, Read, is_factor
+from trnx.simulator.program.copy_analysis import CopyAnalysis, Read, as_factor, is_factor
 from trnx.simulator.program.regions import Region
 from trnx.simulator.program.step_effects import EffectReader, Effects
 
@@ -77,7 +77,7 @@ class _Product:
         if self.distance(which) != first.shape[axis] * first.strides[axis]:
             return None
         shape = _with(first.shape, axis, sum(part.shape[axis] for part in parts))
-        joined = Region(first.memory, first.dtype, shape, first.strides, first.offset)
+        joined = as_factor(Region(first.memory, first.dtype, shape, first.strides, first.offset))
         return joined if is_factor(joined) else None
 
     def elements(self, which: int) -> int:

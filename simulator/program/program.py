@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -23,6 +24,7 @@ from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision, is_full
+from trnx.simulator.program.dead_steps import drop_dead_steps
 from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.program.proof import Claim, is_proven
 from trnx.simulator.program.replicas import on_other_slots
@@ -118,6 +120,8 @@ class Program:
         self.last_user: object = None
         self._has_products = totals.matmul_flops > 0
         self._is_shortened = False
+        # By the results that nobody reads: what leaves out their steps.
+        self._fewer: WeakValueDictionary[frozenset[int], Program] = WeakValueDictionary()
         self._fresh = _fresh_results(results)
         # The usual kernel: each result is all of its own memory.
         self._are_whole = [at for _, (_, at) in self._fresh] == list(range(len(results)))
@@ -265,14 +269,40 @@ class Program:
             found = None if self.is_part else on_other_slots(self._steps, self.slots)
             if found is None:
                 return self
-            steps, slots = found
-            of = {id(slot): other for slot, other in zip(self.slots, slots, strict=True)}
-            results = [replace(one, slot=of[id(one.slot)]) for one in self._results]
-            return Program(
-                self.name, self.inputs, tuple(slots[: len(self._slots)]), tuple(results), steps,
-                lambda: self.rows, self.totals, blank=self.blank, turn=self._turn,
-                proven=self.proven,
-            )  # fmt: skip
+            return self._with(*found)
+
+    def without(self, unread: frozenset[int]) -> Program:
+        """The same for who does not read the results with these numbers, whose memory a run leaves
+        as it is, or writes in part. Slots and own memory are shared. The Program itself where that
+        saves no step.
+        """
+        with self._turn._lock:
+            if self.is_part or self._has_loops or not self._is_shortened:
+                return self
+            found = self._fewer.get(unread)
+            if found is None:
+                found = self._fewer[unread] = self._without(unread) if unread else self
+            return found
+
+    def _without(self, unread: frozenset[int]) -> Program:
+        read = {id(one.slot) for at, one in enumerate(self._results) if at not in unread}
+        slots = self.slots
+        numbers = {
+            -1 - at
+            for at, slot in enumerate(slots)
+            if at >= len(self._slots) and id(slot) not in read
+        }
+        steps = list(drop_dead_steps(self._steps, EffectReader(slots, self.blank), numbers))
+        return self if len(steps) == len(self._steps) else self._with(steps, slots)
+
+    def _with(self, steps: list[Step], slots: Sequence[Slot]) -> Program:
+        """Other steps on as many slots."""
+        of = {id(slot): other for slot, other in zip(self.slots, slots, strict=True)}
+        results = [replace(one, slot=of[id(one.slot)]) for one in self._results]
+        return Program(
+            self.name, self.inputs, tuple(slots[: len(self._slots)]), tuple(results), steps,
+            lambda: self.rows, self.totals, blank=self.blank, turn=self._turn, proven=self.proven,
+        )  # fmt: skip
 
     def _keep(self, views: Collection[int], memories: Collection[int]) -> None:
         for slot in self.slots:

@@ -143,7 +143,9 @@ _Axis = tuple[int, int, int]
 
 @functools.lru_cache(maxsize=512)
 def _nested_axes(shape: Shape, strides: Shape, sources: Shape) -> tuple[_Axis, ...] | None:
-    """The axes of a target, outermost first; None where two elements may share a place."""
+    """The axes of a target, outermost first, neighbouring ones as one; None where two elements may
+    share a place.
+    """
     axes = sorted(
         [one for one in zip(shape, strides, sources, strict=True) if one[0] > 1],
         key=lambda axis: -axis[1],
@@ -153,7 +155,14 @@ def _nested_axes(shape: Shape, strides: Shape, sources: Shape) -> tuple[_Axis, .
         if step <= reach:
             return None
         reach += (n - 1) * step
-    return tuple(axes)
+    joined: list[_Axis] = []
+    for axis in axes:
+        n, step, source = axis
+        if joined and joined[-1][1:] == (n * step, n * source):
+            joined[-1] = (joined[-1][0] * n, step, source)
+        else:
+            joined.append(axis)
+    return tuple(joined)
 
 
 def _split(distance: int, axes: tuple[_Axis, ...]) -> list[int] | None:

@@ -234,8 +234,7 @@ class EffectReader:
             return Effects({**regions, -1: written}, (written,))
         move = None
         if name == "copy_" and 0 in regions:
-            is_move = regions[0].dtype is written.dtype and regions[0].shape == written.shape
-            move = (regions[0], written) if is_move else None
+            move = _same_elements(regions[0], written)
         return Effects(regions, (written,), move=move, is_pure=True)
 
     def _of_function(
@@ -247,10 +246,14 @@ class EffectReader:
             return Effects(regions, tuple(regions.values()))
         out = regions.pop(at)
         factors = PRODUCTS.get(function, ())
+        move = None
+        if function is functions.copy and 0 in regions:
+            move = _same_elements(regions[0], out)
         return Effects(
             regions,
             (out,),
             factors,
+            move,
             operands=range(0 if factors else args),
             is_exact=named == ["out"] and function in _EXACT,
             is_pure=function not in _RANDOM,
@@ -266,6 +269,12 @@ class EffectReader:
         is_move = source.dtype is target.dtype
         move = (read, target) if is_move else None
         return Effects({number: read}, (target,), move=move, is_pure=True)
+
+
+def _same_elements(source: Region, target: Region) -> tuple[Region, Region] | None:
+    """The move of a copy; None where it converts, or repeats what it reads."""
+    is_move = source.dtype is target.dtype and source.shape == target.shape
+    return (source, target) if is_move else None
 
 
 def parts_of(step: Step) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 A kernel goes through its tiles one by one, at most 128 partitions and one bank wide. On this
 machine a step of so few elements takes as long as the call. Products of few rows become one
-(`wide_products`), and so do element-wise steps on tiles at equal distances, with a dimension more.
+(`wide_products`), and so do element-wise steps on tiles at equal distances, with a dimension more;
+products on tiles at equal distances, as those of the heads of an attention, become a batch.
 
 The one step runs in the place of the first; a step joins it where nothing since then touched what
 it writes, or wrote what it reads. Elements are computed by the same operators: torch computes dense
@@ -22,6 +23,7 @@ import torch
 
 from trnx.simulator.language.operators import functions
 from trnx.simulator.memory.storage import Step
+from trnx.simulator.program.copy_analysis import is_factor
 from trnx.simulator.program.regions import Region
 from trnx.simulator.program.step_effects import EffectReader, Effects
 from trnx.simulator.program.wide_products import widen_products
@@ -29,6 +31,8 @@ from trnx.simulator.program.wide_products import widen_products
 # Elements of a tile, and of all tiles of one step: larger ones would leave the caches.
 _MOST_OF_TILE = 8192
 _MOST_OF_STEP = 1 << 15
+# Multiplications of a product of a batch: larger ones take longer than their calls.
+_MOST_OF_PRODUCT = 1 << 17
 # Reads and writes of a memory that are looked at for one step.
 _MOST_TOUCHES = 512
 
@@ -71,7 +75,16 @@ class _Group:
         # Of operands that all tiles share, a function makes a result of one tile.
         is_shared = "out" in self.step.keywords and not any(far[:-1])
         is_uneven = self.distances is not None and tuple(far) != self.distances
+        if self.step.func is torch.mm and not _is_batch(self.regions, far):
+            return None
         return None if not far[-1] or is_shared or is_uneven else tuple(far)
+
+
+def _is_batch(regions: Sequence[Region], far: Sequence[int]) -> bool:
+    """Whether BLAS takes products so far apart as a batch: with dense results, side by side."""
+    out = regions[-1]
+    is_dense = out.strides[1] == 1 and (out.shape[0] == 1 or out.strides[0] == out.shape[1])
+    return is_dense and far[-1] == out.numel and all(far)
 
 
 def _merge_elementwise(steps: Sequence[Step], reader: EffectReader, inputs: int) -> Sequence[Step]:
@@ -89,7 +102,7 @@ def _form(step: Step, effects: Effects, regions: Sequence[Region], inputs: int) 
     out = regions[-1]
     if not 0 < out.numel <= _MOST_OF_TILE or -inputs <= out.memory < 0:
         return None
-    name = _name(step)
+    name = _name(step, effects)
     if name is None or any(len(one.shape) > len(out.shape) for one in regions):
         return None
     constants = tuple(
@@ -100,9 +113,11 @@ def _form(step: Step, effects: Effects, regions: Sequence[Region], inputs: int) 
     return name, constants, tuple(step.keywords), places
 
 
-def _name(step: functools.partial[Any]) -> Any:
-    """What an element-wise step computes."""
+def _name(step: functools.partial[Any], effects: Effects) -> Any:
+    """What an element-wise step, or a small product, computes."""
     function = step.func
+    if function is torch.mm:
+        return function if _is_small_product(effects) else None
     if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, torch.Tensor):
         name = function.__name__
         return name if name in ("copy_", "fill_", "zero_") and not step.keywords else None
@@ -112,6 +127,16 @@ def _name(step: functools.partial[Any]) -> Any:
     if function in _ELEMENTWISE or (is_ours and not function.__closure__):
         return function
     return None
+
+
+def _is_small_product(effects: Effects) -> bool:
+    """Whether a product gains from being one of a batch, and may be: narrower types would round
+    their sums otherwise."""
+    first, second = (effects.reads[at] for at in effects.factors)
+    (out,) = effects.writes
+    is_exact = all(one.dtype in (torch.float32, torch.float64) for one in (first, second, out))
+    is_small = out.numel * first.shape[1] <= _MOST_OF_PRODUCT
+    return is_exact and is_small and is_factor(first) and is_factor(second)
 
 
 class _Merger:
@@ -197,7 +222,8 @@ class _Merger:
         given = iter(read)
         args = [next(given) if isinstance(a, torch.Tensor) else a for a in step.args]
         if step.keywords:
-            return functools.partial(step.func, *args, out=out)
+            function = torch.bmm if step.func is torch.mm else step.func
+            return functools.partial(function, *args, out=out)
         return functools.partial(getattr(out, step.func.__name__), *args)
 
     def _views(self, group: _Group) -> Iterator[torch.Tensor]:

@@ -18,7 +18,7 @@ from operator import itemgetter
 import torch
 
 from trnx.simulator.memory.storage import Step
-from trnx.simulator.program.copy_analysis import is_factor
+from trnx.simulator.program.copy_analysis import as_factor, is_factor
 from trnx.simulator.program.dead_steps import effects_of, fresh_memory
 from trnx.simulator.program.product_merging import overwrites
 from trnx.simulator.program.regions import Region
@@ -67,7 +67,7 @@ class _Row:
     def whole(self, which: int) -> Region:
         """A factor of the one product."""
         one = self.factors[which]
-        return _longer(one, which, sum(self.sizes)) if which == self.axis else one
+        return as_factor(_longer(one, which, sum(self.sizes))) if which == self.axis else one
 
 
 def _longer(region: Region, axis: int, size: int) -> Region:

@@ -214,3 +214,18 @@ def factor_overwritten(x, y, z):
             nisa.dma_copy(dst=y[0:128], src=nl.load(z))
     nisa.dma_copy(dst=out, src=nl.copy(bank))
     return out
+
+
+@nki.jit
+def twice_and_square(x):
+    """2 x, and the square of x."""
+    results = []
+    for op, scale in ((nl.copy, 2.0), (nl.square, 1.0)):
+        tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        made = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=tile, src=x)
+        nisa.activation(dst=made, op=op, data=tile, scale=scale)
+        nisa.dma_copy(dst=out, src=made)
+        results.append(out)
+    return tuple(results)

@@ -60,6 +60,17 @@ def row_on_partitions(x, weight):
 
 
 @nki.jit
+def doubled_row(x, weight):
+    """As `row_on_partitions`, of the row doubled."""
+    out = nl.ndarray((1, weight.shape[0]), dtype=x.dtype, buffer=nl.shared_hbm)
+    row = _row(x)
+    nisa.activation(dst=row, op=nl.copy, data=row, scale=2.0)
+    for start in range(0, weight.shape[0], 512):
+        _tile(row, weight, out, start, x.shape[1])
+    return out
+
+
+@nki.jit
 def row_that_doubles(x, weight):
     """As `row_on_partitions`, and the row is doubled after each 512 columns."""
     out = nl.ndarray((1, weight.shape[0]), dtype=x.dtype, buffer=nl.shared_hbm)

@@ -68,17 +68,22 @@ def test_parts_of_rows_by_a_large_matrix_are_one_product(
 
 
 @pytest.mark.parametrize("depth", [384, 288 + 128])
+@pytest.mark.parametrize("is_doubled", [False, True])
 def test_a_row_on_the_partitions_is_gathered_once_for_all_tiles(
-    kernels: ModuleType, depth: int
+    kernels: ModuleType, depth: int, is_doubled: bool
 ) -> None:
+    """But is read where it lies, if that is no copy."""
     x, weight = _integers(1, depth), _integers(1536, depth)
-    program = _merged(kernels.row_on_partitions, [x, weight])
+    kernel = kernels.doubled_row if is_doubled else kernels.row_on_partitions
+    program = _merged(kernel, [x, weight])
     assert _products(program.steps) == 3
     reads = [step.args[1].numel() for step in program.steps if step.func is torch.mm]  # type: ignore[attr-defined]
     assert reads == [depth * 512] * 3
     copies = [step.func.__self__ for step in program.steps if step.func.__name__ == "copy_"]  # type: ignore[attr-defined]
-    assert sum(into.numel() for into in copies if into.dim() == 3) == depth
-    assert torch.equal(program.run([x, weight])[0], x @ weight.T)
+    # Whole columns are brought on chip, and all is gathered.
+    moved = (depth // 128 * 128 + depth) * is_doubled
+    assert sum(into.numel() for into in copies if into.dim() == 3) == moved
+    assert torch.equal(program.run([x, weight])[0], (1 + is_doubled) * x @ weight.T)
 
 
 def test_a_row_that_changes_between_tiles_is_gathered_again(kernels: ModuleType) -> None:

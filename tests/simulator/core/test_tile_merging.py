@@ -264,3 +264,54 @@ def test_the_search_is_bounded(monkeypatch: pytest.MonkeyPatch, product: Product
         step()
     assert len(left) == 6
     assert torch.equal(out, expected)
+
+
+def _heads(count: int, rows: int, apart: int) -> tuple[list[Step], torch.Tensor]:
+    """A product of each head, whose results are so many elements apart."""
+    queries, keys = torch.randn(count, rows, 8), torch.randn(count, 16, 8)
+    out = torch.zeros(count * apart)
+    outs = [out.as_strided((rows, 16), (16, 1), head * apart) for head in range(count)]
+    steps: list[Step] = [
+        functools.partial(torch.mm, queries[head], keys[head].t(), out=outs[head])
+        for head in range(count)
+    ]
+    return steps, out
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_products_of_heads_are_a_batch(rows: int) -> None:
+    steps, out = _heads(3, rows, rows * 16)
+    (batch,) = merge_tiles(steps, EffectReader([], {}), 0)
+    assert isinstance(batch, functools.partial)
+    assert batch.func is torch.bmm
+    for step in steps:
+        step()
+    expected = out.clone()
+    out.zero_()
+    batch()
+    assert torch.allclose(out, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_products_that_blas_takes_one_by_one_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, _ = _heads(3, 2, 40)
+    assert len(merge_tiles(steps, EffectReader([], {}), 0)) == 3
+    monkeypatch.setattr(tile_merging, "_MOST_OF_PRODUCT", 100)
+    steps, _ = _heads(3, 2, 32)
+    assert len(merge_tiles(steps, EffectReader([], {}), 0)) == 3
+
+
+def test_a_batch_waits_for_what_a_step_between_writes() -> None:
+    steps, _ = _heads(2, 2, 32)
+    second = steps[1]
+    assert isinstance(second, functools.partial)
+    change = functools.partial(second.args[0].fill_, 2.0)
+    assert len(merge_tiles([steps[0], change, second], EffectReader([], {}), 0)) == 3
+
+
+def test_products_in_narrow_types_stay_apart() -> None:
+    factors = torch.randn(2, 4, 8).bfloat16(), torch.randn(2, 8, 16).bfloat16()
+    out = torch.zeros(2, 4, 16).bfloat16()
+    steps: list[Step] = [
+        functools.partial(torch.mm, factors[0][i], factors[1][i], out=out[i]) for i in range(2)
+    ]
+    assert len(merge_tiles(steps, EffectReader([], {}), 0)) == 2
