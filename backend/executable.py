@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from trnx.backend.buckets.conversions import CannotPadError
+from trnx.backend.buckets.function import BucketFunction
 from trnx.backend.buckets.sizes import bucketed
 from trnx.backend.buckets.specialisation import BucketSpecialisation
 from trnx.backend.collectives import is_awaited, waited
@@ -37,7 +38,7 @@ from trnx.backend.shapes import (
     specialised_symbols,
     symbol_sources,
 )
-from trnx.backend.specialisation import Specialisation
+from trnx.backend.specialisation import Specialisation, results_of
 from trnx.backend.torch_internals import boxed, has_tangents, without_fake_mode
 from trnx.fallback.host import why_eager
 from trnx.fx_passes.advice import TRANSFORM
@@ -97,6 +98,8 @@ class Executable:
         )
         self._specs = InputSpecs(plan.graph_module)
         self._padded = padded if padded is not None and padded.regions else None
+        self._function: BucketFunction | None = None  # of all buckets
+        self._results = results_of(plan)
         self._routes: LruCache[_Route] = LruCache(ROUTES)
         self._eager: dict[str, RegionFunction] = {}
         self._is_transformed = False
@@ -107,6 +110,11 @@ class Executable:
         }
         # Kernels that no size enters: one for all specialisations, with what it has bound.
         self._common: dict[str, KernelCall] = {}
+        self._unsized = frozenset(
+            region.name
+            for region in plan.regions
+            if self._sources and region.match is not None and not region_symbols(region)
+        )
         # What runs every call of a graph without symbols.
         self._static: Specialisation | None = None
         if not self._sources:
@@ -167,10 +175,14 @@ class Executable:
             symbols = {s.symbol: n for s, n in zip(self._sources, key[0], strict=True)}
             try:
                 with new_objects_only():
+                    if self._function is None:
+                        self._function = BucketFunction(
+                            self._plan, self._padded, self._sources, self._make_kernel,
+                            self._fallbacks,
+                        )  # fmt: skip
                     made = BucketSpecialisation(
-                        self._plan, self._padded, self._sources, symbols, self._make_kernel,
-                        self._fallbacks, self._specs,
-                    )  # fmt: skip
+                        self._function, self._results, symbols, self._make_kernel, self._specs
+                    )
             except (CannotPadError, UnknownSizeError) as error:
                 self._padded = None
                 for entry in self._report.regions:
@@ -210,8 +222,8 @@ class Executable:
             symbols = {s.symbol: n for s, n in zip(self._sources, key, strict=True)}
             with new_objects_only():
                 made = Specialisation(
-                    self._plan, symbols, self._make_kernel, self._fallbacks, self._specs,
-                    self._checker,
+                    self._plan, self._results, symbols, self._make_kernel, self._fallbacks,
+                    self._specs, self._checker,
                 )  # fmt: skip
             self._made(key, made)
             return made
@@ -224,7 +236,7 @@ class Executable:
         if known is not None:
             return known
         call = self._new_kernel(region, places, symbols)
-        if self._sources and not region_symbols(region):
+        if region.name in self._unsized:
             self._common[region.name] = call
         return call
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from trnx.backend.torch_internals import has_symbolic_layout
 from trnx.fx_passes.list_calls import PREFIX, SINGLE
+from trnx.fx_passes.symbolic import has_symbolic_layout
 
 aten = torch.ops.aten
 

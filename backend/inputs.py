@@ -27,7 +27,7 @@ from trnx.backend.torch_internals import is_transformed, metadata_check, without
 from trnx.fallback.layout import layout_of, restride
 from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.source import source_line
-from trnx.fx_passes.symbolic import is_symbolic
+from trnx.fx_passes.symbolic import has_symbolic_layout
 from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
@@ -105,7 +105,7 @@ class InputSpecs:
         found = [(i, node) for i, node in enumerate(nodes) if _is_strided(node.meta.get("val"))]
         self.are_all = len(found) == len(nodes)
         self._parts: list[Expected | tuple[int, fx.Node]] = [
-            (index, node) if _has_symbols(node.meta["val"]) else _expected(index, node, {})
+            (index, node) if has_symbolic_layout(node.meta["val"]) else _expected(index, node, {})
             for index, node in found
         ]
 
@@ -119,10 +119,6 @@ class InputSpecs:
 
 def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
-def _has_symbols(value: torch.Tensor) -> bool:
-    return any(is_symbolic(number) for number in (*value.shape, *value.stride()))
 
 
 # Bytes of a tensor's storage, and where in it the tensor starts.

@@ -79,6 +79,13 @@ def _read(node: fx.Node, is_copied: bool) -> Callable[[torch.Tensor], torch.Tens
     return torch.Tensor.contiguous if is_copied else None
 
 
+def values_read(region: Region) -> tuple[fx.Node, ...]:
+    """What the call of an NKI region takes: the tensors that its kernel binds, and all inputs, of
+    which eager makes the results where the kernel fails."""
+    bound = () if region.match is None else region.match.bindings.values()
+    return tuple(dict.fromkeys((*filter(_is_tensor, bound), *region.inputs)))
+
+
 def describe(region: Region) -> tuple[str, str]:
     """Op and user's line of a region, for messages: those of its last node that has a line."""
     named = [(op_name(n), source_line(n)) for n in region.nodes]
@@ -174,9 +181,7 @@ class KernelCall:
     def _wire(self, places: Mapping[fx.Node, Place]) -> None:
         """Positions, so that a call looks nothing up by name."""
         bound = {n: v for n, v in self._match.bindings.items() if _is_tensor(v)}
-        self.nodes: tuple[fx.Node, ...] = tuple(
-            dict.fromkeys((*bound.values(), *self._region.inputs))
-        )
+        self.nodes = values_read(self._region)
         position = {node: index for index, node in enumerate(self.nodes)}
         self._tensors = [(position[v], _read(v, n in self.copied)) for n, v in bound.items()]
         self._inputs = [position[node] for node in self._region.inputs]

@@ -41,7 +41,7 @@ Basis = Literal["schedule", "estimate"]
 LONGEST = 20_000
 # Launches remembered; a number and a key each.
 CAPACITY = 4096
-# Sizes of a kernel of the package for which its launches are remembered.
+# Sizes of a kernel of the package for which its work and launches are remembered.
 PLANNED = 256
 
 # What one instruction does at most: 128 x 128 x 512 products, 128 x 512 elements, 64 KiB of a DMA.
@@ -92,26 +92,40 @@ class Prediction:
         return profile_program(program, self.hardware, self.launch.unknown_trips)
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What a kernel does for some bindings, and the ways to launch it."""
+
+    kernel: Kernel
+    launches: tuple[Launch, ...]
+    cost: Cost
+
+
+def _work_of(kernel: Kernel, b: Bindings, hw: Hardware) -> _Work:
+    """Raises what `launches_of` raises."""
+    return _Work(kernel, launches_of(kernel, b, hw), kernel.cost(b))
+
+
 class Predictions:
     """Predictions of one process, for every target; the least recently used ones leave first."""
 
     def __init__(self, programs: ProgramCache = PROGRAMS, capacity: int = CAPACITY) -> None:
         self._programs = programs
         self._known: LruCache[tuple[float, Basis]] = LruCache(capacity)
-        self._planned: LruCache[tuple[Kernel, tuple[Launch, ...]]] = LruCache(PLANNED)
+        self._planned: LruCache[_Work] = LruCache(PLANNED)
 
     def of(self, match: KernelMatch, hw: Hardware) -> Prediction:
         """The prediction for the sizes seen at capture."""
         b, copied = _as_launched(match)
         try:
-            launches = self._launches(match.kernel, b, hw)
+            work = self._work(match.kernel, b, hw)
         except Exception:  # the fallback boundary: the executable meets it, and says so
             log.info("kernel %s cannot be planned for a prediction", match.kernel.name,
                      exc_info=True)  # fmt: skip
-            launches = ()
+            work = _Work(match.kernel, (), match.kernel.cost(b))
         # A copy reads and writes once, and is a region of its own.
         copies = sum(hw.region_seconds + 2 * hbm_seconds(hw, size) for size in copied)
-        return Prediction(hw, match.kernel.cost(b), launches, copies, self)
+        return Prediction(hw, work.cost, work.launches, copies, self)
 
     def seconds(self, prediction: Prediction) -> tuple[float, Basis]:
         """Seconds without copies, and their basis."""
@@ -131,20 +145,21 @@ class Predictions:
 
     def launch(self, kernel: Kernel, b: Bindings, hw: Hardware) -> Launch:
         """How a kernel is launched for these bindings. Raises what its `launch` raises."""
-        return self.choice(self._launches(kernel, b, hw), kernel.cost(b), hw).launch
+        work = self._work(kernel, b, hw)
+        return self.choice(work.launches, work.cost, hw).launch
 
-    def _launches(self, kernel: Kernel, b: Bindings, hw: Hardware) -> tuple[Launch, ...]:
-        """`launches_of`, once for the equal layers of a model. Raises what that raises."""
+    def _work(self, kernel: Kernel, b: Bindings, hw: Hardware) -> _Work:
+        """`_work_of`, once for the equal layers of a model. Raises what that raises."""
         # A generated kernel goes with its last Program, and so nothing is kept of it here.
         if not getattr(kernel, "builtin", False):
-            return launches_of(kernel, b, hw)
+            return _work_of(kernel, b, hw)
         # By its identity, which no other kernel has while the launches are kept with it.
         key = (id(kernel), key_of(dict(b)), hw.target, hw.cores)
         try:
             hash(key)
         except TypeError:  # a number that is a symbol
-            return launches_of(kernel, b, hw)
-        return self._planned.get_or_make(key, lambda: (kernel, launches_of(kernel, b, hw)))[1]
+            return _work_of(kernel, b, hw)
+        return self._planned.get_or_make(key, lambda: _work_of(kernel, b, hw))
 
     def _of_launch(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
         return self._known.get_or_make(

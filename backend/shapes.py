@@ -19,7 +19,7 @@ from trnx.backend.torch_internals import expression
 from trnx.fx_passes.nodes import placeholders
 from trnx.fx_passes.numbers import size_symbols, symbols_read
 from trnx.fx_passes.region import Plan
-from trnx.fx_passes.symbolic import is_symbolic
+from trnx.fx_passes.symbolic import has_symbolic_layout, is_symbolic
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
 Number = int | float
@@ -108,6 +108,8 @@ def concrete(value: Any, symbols: Symbols) -> Number:
 
 def concrete_spec(value: torch.Tensor, symbols: Symbols) -> TensorSpec:
     """The spec of a fake tensor under `symbols`. Raises UnknownSizeError."""
+    if not has_symbolic_layout(value):
+        return TensorSpec(tuple(value.shape), value.dtype, tuple(value.stride()))
     shape = tuple(int(concrete(size, symbols)) for size in value.shape)
     strides = tuple(int(concrete(step, symbols)) for step in value.stride())
     return TensorSpec(shape, value.dtype, strides)

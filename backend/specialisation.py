@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,25 +47,44 @@ def _last_uses(steps: Iterable[Step]) -> dict[fx.Node, int]:
     return last
 
 
-def plan_places(plan: Plan, symbols: Symbols) -> tuple[dict[fx.Node, Place], list[Buffer]]:
-    """Where results of NKI regions go: what escapes to new memory, the rest to planned buffers."""
+@dataclass(frozen=True)
+class Result:
+    """A result of an NKI region: the steps that make it and that read it last, and whether it
+    escapes from the graph."""
+
+    node: fx.Node
+    first: int
+    last: int
+    escapes: bool
+
+
+def results_of(plan: Plan) -> tuple[Result, ...]:
+    """The results of NKI regions, in order."""
     escaping = {storage_root(n) for n in plan.graph_module.graph.output_node().all_input_nodes}
     last = _last_uses(plan.steps)
+    return tuple(
+        Result(node, index, max(index, last.get(node, index)), node in escaping)
+        for index, step in enumerate(plan.steps)
+        if isinstance(step, Region) and step.match is not None
+        for node in step.match.results
+        if node is not None
+    )
+
+
+def _placed(
+    results: Iterable[Result], symbols: Symbols
+) -> tuple[dict[fx.Node, Place], list[Buffer]]:
+    """Where results go: what escapes to new memory, the rest to planned buffers."""
     places: dict[fx.Node, Place] = {}
     buffers: list[Buffer] = []
-    for index, step in enumerate(plan.steps):
-        if not isinstance(step, Region) or step.match is None:
-            continue
-        for node in step.match.results:
-            if node is None:
-                continue
-            # Partition gives no kernel a result whose size depends on data.
-            spec = concrete_spec(node.meta["val"], symbols)
-            buffer = None
-            if node not in escaping:
-                buffer = len(buffers)
-                buffers.append(Buffer(spec, index, max(index, last.get(node, index))))
-            places[node] = Place(spec, buffer)
+    for result in results:
+        # Partition gives no kernel a result whose size depends on data.
+        spec = concrete_spec(result.node.meta["val"], symbols)
+        buffer = None
+        if not result.escapes:
+            buffer = len(buffers)
+            buffers.append(Buffer(spec, result.first, result.last))
+        places[result.node] = Place(spec, buffer)
     return places, buffers
 
 
@@ -77,10 +97,14 @@ class PreparedPlan:
     _module: fx.GraphModule
 
     def _prepare(
-        self, plan: Plan, regions: Iterable[Region], symbols: Symbols, make_kernel: KernelFactory
+        self,
+        results: Iterable[Result],
+        regions: Iterable[Region],
+        symbols: Symbols,
+        make_kernel: KernelFactory,
     ) -> None:
-        """Prepare the kernels of `regions` and their memory for these sizes."""
-        places, buffers = plan_places(plan, symbols)
+        """Prepare the kernels of `regions` and memory for `results` for these sizes."""
+        places, buffers = _placed(results, symbols)
         self.kernels = {region.name: make_kernel(region, places, symbols) for region in regions}
         # The first call may be in inference mode, a later one not.
         with torch.inference_mode(False):
@@ -109,6 +133,7 @@ class Specialisation(PreparedPlan):
     def __init__(
         self,
         plan: Plan,
+        results: tuple[Result, ...],
         symbols: Symbols,
         make_kernel: KernelFactory,
         fallbacks: dict[str, RegionFunction],
@@ -119,7 +144,7 @@ class Specialisation(PreparedPlan):
         self._checker = checker
         self._inputs = Inputs(specs, symbols)
         matched = [region for region in plan.regions if region.match is not None]
-        self._prepare(plan, matched, symbols, make_kernel)
+        self._prepare(results, matched, symbols, make_kernel)
         self._module = self._generate(plan, fallbacks)
         self._forward = self._module.forward
 

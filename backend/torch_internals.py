@@ -339,11 +339,6 @@ def expression(value: Any) -> Any:
     return value if node is None else node.expr
 
 
-def has_symbolic_layout(tensor: torch.Tensor) -> bool:
-    """Whether a size, a stride or the storage offset of `tensor` is a symbol."""
-    return bool(tensor._has_symbolic_sizes_strides)
-
-
 def symbol_facts(numbers: Iterable[Any]) -> list[str]:
     """What is known of the symbols in these symbolic numbers, as text: their ranges, and the guards
     of their shape environments."""

@@ -53,7 +53,10 @@ class GraphMatch:
     nodes: tuple[fx.Node, ...]
 
 
-def call_arguments(node: fx.Node) -> tuple[Any, ...]:
+Arguments = tuple[Any, ...]
+
+
+def call_arguments(node: fx.Node) -> Arguments:
     """The arguments by position, defaults filled in, lists as tuples."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
@@ -90,20 +93,24 @@ class Matcher:
         # A pattern that returns a multi-output node returns all its results.
         single = not isinstance(result, (tuple, list))
         self._whole = single and self._root.target is not operator.getitem
-        self.targets = frozenset(n.target for n in graph.nodes if n.op == "call_function")
-        self.size = sum(1 for n in graph.nodes if n.op == "call_function")
+        calls = [n for n in graph.nodes if n.op == "call_function"]
+        self.targets = frozenset(n.target for n in calls)
+        self.size = len(calls)
+        self._arguments = {call: call_arguments(call) for call in calls}
 
     @property
     def root_target(self) -> Any:
         """The operator that the match is anchored at."""
         return _skip_getitem(self._root).target
 
-    def match(self, node: fx.Node) -> GraphMatch | Reject | None:
+    def match(
+        self, node: fx.Node, known: dict[fx.Node, Arguments] | None = None
+    ) -> GraphMatch | Reject | None:
         """The match that ends at `node`, a Reject for a near miss, None where the pattern is not
-        there.
+        there. `known` collects arguments of the graph's calls, for matches until it changes.
         """
         anchor = self._root
-        found = _Found({}, {})
+        found = _Found({}, {}, {} if known is None else known)
         if anchor.target is operator.getitem:
             place = next((g for g in getitems(node) if g.args[1] == anchor.args[1]), None)
             if place is None or not self._same(anchor, place, found):
@@ -176,7 +183,7 @@ class Matcher:
             return False
         mark = found.mark()
         found.calls[pattern] = value
-        wanted, have = call_arguments(pattern), call_arguments(value)
+        wanted, have = self._arguments[pattern], found.arguments_of(value)
         if self._all_same(wanted, have, found):
             return True
         if pattern.target in _COMMUTATIVE:
@@ -190,7 +197,10 @@ class Matcher:
     def _all_same(self, wanted: Any, have: Any, found: _Found) -> bool:
         if len(wanted) != len(have):
             return False
-        return all(self._same_item(w, h, found) for w, h in zip(wanted, have, strict=True))
+        for one, other in zip(wanted, have, strict=True):  # a loop: most calls end here
+            if not self._same_item(one, other, found):
+                return False
+        return True
 
     def _same_item(self, wanted: Any, have: Any, found: _Found) -> bool:
         if isinstance(wanted, (tuple, list)):
@@ -215,6 +225,13 @@ class _Found:
 
     calls: dict[fx.Node, fx.Node]
     bound: dict[str, Any]
+    known: dict[fx.Node, Arguments]
+
+    def arguments_of(self, node: fx.Node) -> Arguments:
+        """`call_arguments`, once for all patterns."""
+        if node not in self.known:
+            self.known[node] = call_arguments(node)
+        return self.known[node]
 
     def mark(self) -> tuple[int, int]:
         return len(self.calls), len(self.bound)

@@ -1,18 +1,23 @@
 """New nodes with fake values: the only way the passes make a node.
 
 Values are computed by running the operator under the graph's own fake mode, with guards suppressed:
-a pass never adds a guard, because AOTAutograd has handed them out already.
+a pass never adds a guard, because AOTAutograd has handed them out already. The layers of a model
+are alike, so a run of passes asks an operator once for arguments with the same metadata.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from trnx.fx_passes.symbolic import depends_on_data, is_symbolic, number_key
+from trnx.nki_kernels.keys import key_of
 
 VAL = "val"  # key of fake values after AOTAutograd
 EXAMPLE_VALUE = "example_value"  # key of fake values in Dynamo's graph
@@ -59,8 +64,59 @@ def fake_call(graph: fx.Graph, target: Any, args: Any, kwargs: Any, key: str) ->
 
     fake_args = fx.node.map_arg(args, value_of)
     fake_kwargs = fx.node.map_arg(kwargs, value_of)
-    with without_guards(fake_mode(graph)), torch.no_grad():
-        return target(*fake_args, **fake_kwargs)
+    mode, known = fake_mode(graph), _RESULTS.get()
+    # In Dynamo's graph the storage of a value says whose alias it is.
+    call = None if known is None or key != VAL else _call_key(target, fake_args, fake_kwargs)
+    if known is not None and call is not None and (mode, call) in known:
+        return known[mode, call]
+    with without_guards(mode), torch.no_grad():
+        result = target(*fake_args, **fake_kwargs)
+    # A size that depends on data is another one in every call.
+    if known is not None and call is not None and not depends_on_data(result):
+        known[mode, call] = result
+    return result
+
+
+@contextmanager
+def fake_results_known() -> Iterator[None]:
+    """Fake results are remembered until the end of this context."""
+    token = _RESULTS.set({})
+    try:
+        yield
+    finally:
+        _RESULTS.reset(token)
+
+
+# Fake mode and key of a call -> its result.
+_RESULTS: ContextVar[dict[tuple[Any, Hashable], Any] | None] = ContextVar(
+    "fake_results", default=None
+)
+
+
+def _call_key(target: Any, args: Any, kwargs: Any) -> Hashable | None:
+    """Equal for calls whose fake results are alike; None where that is not known."""
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return None
+    try:
+        key = (target, _key(args), _key(tuple(kwargs.items())))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _key(value: Any) -> Hashable:
+    """Raises TypeError for a tensor that more than its metadata tells from others."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    if isinstance(value, torch.Tensor):
+        if type(value) is not FakeTensor or value.constant is not None:
+            raise TypeError(type(value))
+        if value.layout is not torch.strided:
+            raise TypeError(value.layout)
+        sizes = tuple(map(number_key, (*value.shape, *value.stride(), value.storage_offset())))
+        return (value.dtype, value.device, value.is_neg(), value.is_conj(), sizes)
+    return (type(value), number_key(value)) if is_symbolic(value) else key_of(value)
 
 
 def insert_call(

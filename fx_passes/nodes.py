@@ -81,10 +81,9 @@ def schema_of(node: fx.Node) -> Any:
 
 def is_view(node: fx.Node) -> bool:
     """True where the result aliases an argument without a write."""
-    schema = schema_of(node)
-    if schema is None or schema.is_mutable:
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return any(r.alias_info is not None for r in schema.returns)
+    return bool(node.target.is_view)  # read off the schema when the operator was made
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -14,7 +14,12 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.region import Region
-from trnx.fx_passes.symbolic import depends_on_data, is_symbolic, symbols_of
+from trnx.fx_passes.symbolic import (
+    depends_on_data,
+    has_symbolic_layout,
+    is_symbolic,
+    symbols_of,
+)
 
 Number = bool | int | float
 
@@ -69,6 +74,7 @@ def _size_symbols(node: fx.Node) -> frozenset[Any]:
     return _union(
         symbols_of(number)
         for tensor in _tensors(node.meta.get("val"))
+        if has_symbolic_layout(tensor)
         for number in (*tensor.shape, *_strides(tensor))
         if not isinstance(number, int) and not depends_on_data(number)
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from trnx.fx_passes.errors import PassOrderError
+from trnx.fx_passes.metadata import fake_results_known
 
 # What any edit of a graph may break.
 TIDY = frozenset({"no_common_subexpressions", "no_dead_nodes"})
@@ -60,7 +61,8 @@ def _require(holds: frozenset[str], who: str, wanted: Collection[str]) -> None:
 
 def run_passes(gm: fx.GraphModule, passes: Sequence[Pass]) -> fx.GraphModule:
     """Run `passes` in order. They edit the graph; its code is generated once, here."""
-    for one in passes:
-        gm = one.run(gm)
+    with fake_results_known():
+        for one in passes:
+            gm = one.run(gm)
     gm.recompile()
     return gm

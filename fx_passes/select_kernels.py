@@ -13,7 +13,7 @@ from torch import fx
 
 from trnx.fx_passes import advice
 from trnx.fx_passes.ledger import Refusals
-from trnx.fx_passes.match import GraphMatch, Matcher, bindings_spec, matchers
+from trnx.fx_passes.match import Arguments, GraphMatch, Matcher, bindings_spec, matchers
 from trnx.fx_passes.nodes import is_compute
 from trnx.fx_passes.profit import Profit
 from trnx.fx_passes.split_matches import Refused, nothing
@@ -46,6 +46,7 @@ def find_kernels(
         if node.op == "call_function":
             by_target[node.target].append(node)
     claimed: set[fx.Node] = set()
+    known: dict[fx.Node, Arguments] = {}
     found: list[GraphMatch] = []
     for rivals in _rivals(matchers(kernels)):
         for node in by_target[rivals[0].root_target]:
@@ -53,7 +54,8 @@ def find_kernels(
                 continue
             taken = claimed | barred if barred else claimed
             tries = [
-                _try(matcher, node, hardware, profit, taken, apart, refused) for matcher in rivals
+                _try(matcher, matcher.match(node, known), hardware, profit, taken, apart, refused)
+                for matcher in rivals
             ]
             fits = [match for match in tries if isinstance(match, GraphMatch)]
             fitting = {match.match.kernel.name for match in fits}
@@ -102,23 +104,22 @@ def _is_builtin(match: GraphMatch) -> bool:
 
 def _try(
     matcher: Matcher,
-    node: fx.Node,
+    match: GraphMatch | Reject | None,
     hardware: Hardware,
     profit: Profit,
     taken: Set[fx.Node],
     apart: Apart,
     refused: Refused,
 ) -> GraphMatch | Reject | None:
-    match = matcher.match(node)
     if not isinstance(match, GraphMatch):
         return match
-    if refused(match) or any(inner in taken for inner in match.nodes):
+    if refused(match) or not taken.isdisjoint(match.nodes):
         return None
     reject = matcher.kernel.supports(bindings_spec(match.match), hardware)
     if reject is not None:
         name = matcher.kernel.name
         todo = reject.advice or advice.LIMIT
-        return Reject(f"kernel {name}: {reject.reason}", node, name, todo)
+        return Reject(f"kernel {name}: {reject.reason}", match.root, name, todo)
     return profit.refuse(match.match, match.nodes) or _slower(match, profit, apart) or match
 
 

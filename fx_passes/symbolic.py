@@ -17,6 +17,11 @@ def is_symbolic(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def has_symbolic_layout(tensor: torch.Tensor) -> bool:
+    """Whether a size, a stride or the storage offset of `tensor` is a symbol; asks no number."""
+    return bool(tensor._has_symbolic_sizes_strides)
+
+
 def symbols_of(value: Any) -> frozenset[Any]:
     """The symbols that a symbolic number is made of; none for a plain number."""
     return frozenset(value.node.expr.free_symbols) if is_symbolic(value) else frozenset()
@@ -28,7 +33,7 @@ def depends_on_data(value: Any) -> bool:
         return any(depends_on_data(item) for item in value)
     if not isinstance(value, torch.Tensor):
         return is_symbolic(value) and bool(free_unbacked_symbols(value))
-    return any(depends_on_data(number) for number in value.shape)
+    return has_symbolic_layout(value) and any(map(depends_on_data, value.shape))
 
 
 def same_number(a: Any, b: Any) -> bool:

@@ -17,7 +17,7 @@ from trnx.backend.torch_internals import expression
 from trnx.fx_passes.nodes import has_tensor, placeholders, val
 from trnx.fx_passes.padding import PaddedPlan, analyse_padding
 from trnx.fx_passes.region import Plan, Region
-from trnx.fx_passes.symbolic import is_symbolic, symbols_of
+from trnx.fx_passes.symbolic import has_symbolic_layout, is_symbolic, symbols_of
 from trnx.nki_kernels.hints import hint_int
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def note_padding(
     seen at capture, or why they have none."""
     seen = {} if padded is None else _seen_buckets(plan, padded, options)
     for region in plan.regions:
-        if region.match is None or not any(map(_is_dynamic, _values(region))):
+        if region.match is None or not any(map(has_symbolic_layout, _values(region))):
             continue
         if padded is None:
             text = f"exact: {_why_exact(plan, options)}"
@@ -88,10 +88,6 @@ def _why_exact(plan: Plan, options: Options) -> str:
 
 def _values(region: Region) -> Iterable[Any]:
     return (val(node) for node in (*region.inputs, *region.outputs) if has_tensor(node))
-
-
-def _is_dynamic(value: Any) -> bool:
-    return any(is_symbolic(number) for number in (*value.shape, *value.stride()))
 
 
 def _seen_buckets(plan: Plan, padded: PaddedPlan, options: Options) -> dict[Any, int]:

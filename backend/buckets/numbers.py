@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from trnx.backend.shapes import Symbols, UnknownSizeError, concrete
+from trnx.backend.shapes import Symbols, concrete
 from trnx.backend.torch_internals import expression
+from trnx.fx_passes.symbolic import symbols_of
 
 
 class Numbers:
@@ -23,13 +25,9 @@ class Numbers:
         return tuple(_value(form, symbols) for form in self._places)
 
     @staticmethod
-    def is_known(value: Any, symbols: Symbols) -> bool:
+    def is_known(value: Any, symbols: Collection[Any]) -> bool:
         """True where the symbols determine the value."""
-        try:
-            concrete(value, symbols)
-        except UnknownSizeError:
-            return False
-        return True
+        return symbols_of(value).issubset(symbols)
 
 
 def _value(form: Any, symbols: Symbols) -> int | float:

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.nodes import has_tensor, op_name
-from trnx.fx_passes.symbolic import depends_on_data, is_symbolic, symbols_of
+from trnx.fx_passes.symbolic import depends_on_data, has_symbolic_layout, is_symbolic, symbols_of
 
 Fill = bool | int | float
 
@@ -135,9 +135,9 @@ class PaddedSymbols:
 
     def enter_tensor(self, value: Any) -> bool:
         """True for a tensor with one of them in its sizes or strides."""
-        return isinstance(value, torch.Tensor) and any(
-            self.enter(number) for number in (*value.shape, *value.stride())
-        )
+        if not isinstance(value, torch.Tensor) or not has_symbolic_layout(value):
+            return False
+        return any(map(self.enter, (*value.shape, *value.stride())))
 
 
 def axis_of(sizes: Iterable[int | Size], fill: Fill | None = None) -> Axis:

@@ -205,8 +205,12 @@ def test_an_eager_region_cuts_the_graph() -> None:
 
 
 def test_equal_layers_are_planned_once(fresh: Predictions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches of a kernel's sizes are made once; other sizes, and another target, are others."""
+    """Launches of a kernel's sizes are made once, and its work is counted once; other sizes, and
+    another target, are others."""
     made: list[tuple[str, str]] = []
+    work: list[Any] = []
+    work_of = prediction._work_of
+    monkeypatch.setattr(prediction, "_work_of", lambda *given: work.append(1) or work_of(*given))
     launches_of = prediction.launches_of
 
     def counted(kernel: Any, b: Any, hw: Any) -> Any:
@@ -221,7 +225,7 @@ def test_equal_layers_are_planned_once(fresh: Predictions, monkeypatch: pytest.M
             trnx.explain(model, torch.randn(5, 64), options={"target": target})
         torch._dynamo.reset()
     assert len({target for _, target in made}) == 2
-    assert len(made) == len(set(made)) > 2
+    assert len(work) == len(made) == len(set(made)) > 2
     fresh.clear()
     with torch.no_grad():
         trnx.explain(model, torch.randn(5, 64), options={"target": "trn2"})

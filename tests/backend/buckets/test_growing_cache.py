@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
 
 import trnx
+from trnx.backend.buckets import function
 from trnx.backend.kernel_call import KernelCall
 
 TOKENS = 24
@@ -24,7 +26,7 @@ def step(
     return seen * 2, keys, values
 
 
-def generated(function: Any, is_masked: bool, mark: bool) -> list[torch.Tensor]:
+def generated(model: Any, is_masked: bool, mark: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
     shape = (2, 4, 9, 32)
     keys, values = torch.randn(shape), torch.randn(shape)
@@ -37,7 +39,7 @@ def generated(function: Any, is_masked: bool, mark: bool) -> list[torch.Tensor]:
                 torch._dynamo.mark_dynamic(one, 2)
             if mask is not None:
                 torch._dynamo.mark_dynamic(mask, 3)
-        out, keys, values = function(x, keys, values, mask)
+        out, keys, values = model(x, keys, values, mask)
         found += [out, keys, values]
     return found
 
@@ -136,7 +138,7 @@ def window_step(
     return out, keys[:, :, 1:], values[:, :, 1:]
 
 
-def through_window(function: Any) -> list[torch.Tensor]:
+def through_window(model: Any) -> list[torch.Tensor]:
     torch.manual_seed(0)
     keys, values = torch.randn(2, 4, WINDOW - 1, 32), torch.randn(2, 4, WINDOW - 1, 32)
     mask = torch.ones(2, WINDOW, dtype=torch.int64)
@@ -144,7 +146,7 @@ def through_window(function: Any) -> list[torch.Tensor]:
     found = []
     for first in range(TOKENS):
         x = torch.rand(2, 4, 1, 32) + 0.5
-        out, keys, values = function(x, keys, values, mask, first)
+        out, keys, values = model(x, keys, values, mask, first)
         found += [out, keys, values]
         mask = torch.cat([mask, (torch.rand(2, 1) > 0.3).long()], 1)
         mask[:, -1] = 1
@@ -190,3 +192,26 @@ def test_places_of_a_padded_dimension_are_those_of_eager() -> None:
     assert report.shapes == 2
     # The product comes after the places were taken, and has none of the padded size.
     assert sum("padding" in region.padding for region in report.regions) == 2
+
+
+def test_all_buckets_share_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What buckets differ in are kernels and numbers, not the generated text."""
+    made: list[fx.GraphModule] = []
+    write = function._Generator.run
+
+    def counted(self: Any) -> fx.GraphModule:
+        made.append(write(self))
+        return made[-1]
+
+    monkeypatch.setattr(function._Generator, "run", counted)
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="trnx", options={"select": "legal"})
+    with trnx.collect_reports() as reports, torch.no_grad():
+        got = generated(compiled, is_masked=True, mark=True)
+        again = generated(compiled, is_masked=True, mark=True)
+        want = generated(step, is_masked=True, mark=False)
+    assert [report.shapes for report in reports] == [6]
+    assert len(made) == 1
+    for a, b, c in zip(got, again, want, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(b, c, rtol=1e-4, atol=1e-5)
