@@ -40,7 +40,7 @@ def workloads() -> Iterator[Workload]:
     two = _numbers(_COUNTS, torch.int64, 2)
     name = "x".join(map(str, _COUNTS))
     yield Workload(f"cumsum {name} bf16", lambda x: x.cumsum(-1), bfloat16, 4 * elements, 0.30)
-    yield Workload(f"cumsum {name} fp32", lambda x: x.cumsum(-1), float32, 8 * elements, 0.75)
+    yield Workload(f"cumsum {name} fp32", lambda x: x.cumsum(-1), float32, 8 * elements, 0.82)
     yield Workload(f"cumsum {name} int64", lambda x: x.cumsum(-1), int64, 16 * elements, 0.10)
     yield Workload(f"cumsum {name} dim 0", lambda x: x.cumsum(0), float32, 8 * elements, 0.15)
     yield Workload(f"cummax {name} fp32", lambda x: x.cummax(-1), float32, 16 * elements, 0.30)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.nki_kernels.kernels._scan_plan import cut
 from trnx.nki_kernels.spec import Bindings
@@ -133,6 +134,16 @@ def test_a_first_row_of_float32_beside_special_ones() -> None:
     alone = compiled(lambda x: x.cumsum(1), x[:1])
     x[1:] = torch.tensor([[NAN], [3e38]])
     assert torch.equal(compiled(lambda x: x.cumsum(1), x)[:1], alone)
+
+
+def test_scans_of_long_rows_of_float32_take_two_elements_a_step() -> None:
+    b = Bindings({"x": TensorSpec.dense((128, 2047), torch.float32), "dim": 1})
+    launch = registry.kernels()["cumsum"].launch(b, hardware("trn2"))
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
+    scans = [row for row in program.rows if row.opcode == "tensor_tensor_scan"]
+    steps = sum(operand.free_size for row in scans for operand in row.operands if operand.is_write)
+    # Two scans: of multiples of units, and of what is left.
+    assert steps == 2 * 1024
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
