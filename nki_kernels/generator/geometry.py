@@ -113,6 +113,14 @@ class Geometry:
         return each * (1 if self.lead is None else self.lead.block)
 
     @property
+    def filled(self) -> float:
+        """The share of the partitions of all tiles that has elements, by how many each has."""
+        sizes = [(r.fold * len(r.starts), r.count) for r in self.rows]
+        block = 1 if self.lead is None else self.lead.block
+        full = PARTITIONS * sum(size for size, _ in sizes)
+        return sum(size * count * block for size, count in sizes) / full
+
+    @property
     def even(self) -> bool:
         """True where all tiles have as many partitions."""
         counts = {r.count for r in self.rows}

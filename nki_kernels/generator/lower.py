@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand
 from trnx.nki_kernels.generator.long_builder import LongBuilder
 from trnx.nki_kernels.generator.monotone import move_behind_extrema
 from trnx.nki_kernels.generator.rounding import loose_quotients
+from trnx.nki_kernels.generator.signs import without_needless_signs
 from trnx.nki_kernels.generator.table import entry_of
 from trnx.nki_kernels.hints import hinted
 from trnx.simulator.errors import Reject
@@ -87,10 +89,18 @@ def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -
         return values
     builder, table = values
     results = tuple(_output(builder, n, table[n], alignment, specs) for n in outputs)
-    roots = tuple(o.value for o in results)
-    moved = move_behind_extrema(roots, reachable(roots), sizes)
-    results = tuple(replace(o, value=moved[o.value]) for o in results)
+    results = _simplified(results, without_needless_signs)
+    results = _simplified(results, partial(move_behind_extrema, sizes=sizes))
     return _in_common_space(results, alignment, sizes)
+
+
+def _simplified(
+    results: tuple[Output, ...],
+    rewrite: Callable[[tuple[Value, ...], list[Value]], Mapping[Value, Value]],
+) -> tuple[Output, ...]:
+    roots = tuple(o.value for o in results)
+    new = rewrite(roots, reachable(roots))
+    return tuple(replace(o, value=new[o.value]) for o in results)
 
 
 def _refuse(nodes: Sequence[fx.Node], specs: SpecOf) -> Reject | None:

@@ -39,7 +39,7 @@ def move_behind_extrema(
             new[value] = _moved(value, steps, new)
             continue
         args = tuple(new[a] if isinstance(a, Value) else a for a in value.args)
-        new[value] = value if args == value.args else _rebuilt(value, args)
+        new[value] = value if args == value.args else rebuilt(value, args)
     return new
 
 
@@ -60,7 +60,7 @@ def _moved(reduction: Value, steps: list[Value], new: dict[Value, Value]) -> Val
     return made
 
 
-def _rebuilt(value: Value, args: tuple[Operand, ...]) -> Value:
+def rebuilt(value: Value, args: tuple[Operand, ...]) -> Value:
     """`value` with other `args`; a cast of what has its dtype already is that."""
     first = args[0]
     is_cast = value.op == "cast" and isinstance(first, Value)

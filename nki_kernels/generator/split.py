@@ -8,11 +8,19 @@ which are computed and stored twice.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
-from trnx.nki_kernels.generator.geometry import Strides
+from trnx.nki_kernels.generator.geometry import PARTITIONS, Strides
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.lower import Lowered, reachable
+
+# Elements of an overlapping part at the least: neighbours share fewer than there are parts; parts
+# beside a dimension that fills the partitions of some tiles at the most; what each of these parts
+# must fill, because they shorten runs.
+_LEAST_PART, _MOST_PARTS, _SHORTER = 8, 8, 0.01
+# Splitting pays beside such a dimension where it fills so many times as many partitions.
+_FULLER = 1.1
 
 Accesses = tuple[Mapping[Value, Strides], tuple[Strides, ...]]
 
@@ -22,6 +30,54 @@ def equal_parts(size: int, count: int) -> tuple[int, int]:
     begin; the last one ends with the dimension."""
     step = size // count
     return size - step * (count - 1), step
+
+
+def ways_to_split(sizes: Mapping[int, int], filled: float) -> list[tuple[int, int, int]]:
+    """The ways to put a part of one of the dimensions that stay beside another one on the
+    partitions, as (the other one, it, parts): those that fill the most partitions first. Beside one
+    that fills those of some tiles, so that all tiles have `filled` that share, they must fill
+    more."""
+    found = [
+        (filled_by(sizes[partition], sizes[d], count), partition, d, count)
+        for partition in sizes
+        for d in sizes
+        if d != partition
+        for count in _counts(sizes[partition], sizes[d])
+    ]
+    return [
+        (partition, d, count)
+        for share, partition, d, count in sorted(found, reverse=True)
+        if sizes[partition] <= PARTITIONS // 2 or share > filled * _FULLER
+    ]
+
+
+def filled_by(size: int, other: int, count: int) -> float:
+    """The share of the partitions of all tiles that a dimension of `size` fills with each of
+    `count` parts of the `other` one, without what is computed twice where parts overlap."""
+    inner, _ = equal_parts(other, count)
+    tiles = math.ceil(size / min(size, PARTITIONS // count))
+    return size * other / (tiles * PARTITIONS * inner)
+
+
+def _counts(size: int, other: int) -> list[int]:
+    """Into how many parts the `other` dimension is split beside one of `size`: equal ones, and
+    where they leave many partitions empty those that overlap a little; beside a long one those that
+    leave the fewest empty in its tiles."""
+    if size > PARTITIONS // 2:
+        most = min(_MOST_PARTS, other // _LEAST_PART)
+        counts = sorted(range(2, most + 1), key=lambda n: _SHORTER * n - filled_by(size, other, n))
+        return counts[:1]
+    most = PARTITIONS // size
+    even = _largest_divisor(other, most)
+    found = [even] if 1 < even < other else []
+    if 2 * even <= most < other // _LEAST_PART:
+        found.append(most)
+    return found
+
+
+def _largest_divisor(size: int, most: int) -> int:
+    """The largest divisor of `size` that is at most `most`, or 1."""
+    return next((n for n in range(min(size, most), 1, -1) if size % n == 0), 1)
 
 
 def split_dimension(

@@ -43,7 +43,7 @@ from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
 from trnx.nki_kernels.generator.permute import in_own_order
 from trnx.nki_kernels.generator.select_instructions import Instruction, InstructionSelector
-from trnx.nki_kernels.generator.split import equal_parts, split_dimension
+from trnx.nki_kernels.generator.split import equal_parts, split_dimension, ways_to_split
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.simulator.costs.constants import timing
@@ -59,18 +59,17 @@ _SIZES = (_FREE_SIZE, _FREE_SIZE // 4, _FREE_SIZE // 2, 2 * _FREE_SIZE, 4 * _FRE
 _SMALL_SIZES = (*_SIZES, _FREE_SIZE // 8)
 # Where a reduced dimension is not the innermost one, so that its length shortens the runs of DMA.
 _ACROSS_FREE_SIZE = 16384
-# Dimensions are split where no cut comes so close to the time of the region's bytes, and how many.
-_FAR = 1.5
+# Dimensions are split where no cut comes so close to the time of the region's bytes, closer where
+# the best one leaves more partitions empty than `_FILLED`, and how many.
+_FAR, _FAR_WITH_EMPTY, _FILLED = 1.5, 1.1, 0.85
 _MOST_SPLITS = 4
 _SPLIT_SIZES = (_FREE_SIZE, _FREE_SIZE // 4, 4 * _FREE_SIZE)
-# Elements of an overlapping part at the least: neighbours share fewer than there are parts.
-_LEAST_PART = 8
 # Tiles that all run a stage before any runs the next one: they stay in SBUF.
 _MOST_BY_STAGE = 12
 # Smaller tiles of phases leave room for what phases keep; these are not worth it.
 _LEAST_KEEPING = 128
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
-MOST_TILINGS = 4
+MOST_TILINGS = 8
 _WORTH_A_TRY = 1.15
 
 
@@ -108,11 +107,12 @@ def tilings(
     if not found:
         return _too_long(nodes)
     estimates = _estimates(found, hw)
-    least = min(ns for ns, _ in estimates)
-    if least > _FAR * 1e9 * (merged.dma_seconds + hw.region_seconds):
-        best = min(estimates, key=lambda pair: pair[0])[1]
-        in_steps = _leaves_empty([best], merged.reduced) and merged.reduces_as_floats()
-        estimates += _estimates(list(merged.split(in_steps=in_steps)), hw)
+    least, best = min(estimates, key=lambda pair: pair[0])
+    is_filled = best.geometry.filled >= _FILLED
+    far = _FAR if is_filled else _FAR_WITH_EMPTY
+    if least > far * 1e9 * (merged.dma_seconds + hw.region_seconds):
+        in_steps = bool(merged.reduced) and not is_filled and merged.reduces_as_floats()
+        estimates += _estimates(list(merged.split(best.geometry.filled, in_steps=in_steps)), hw)
         least = min(ns for ns, _ in estimates)
     by_cut: dict[Hashable, list[TiledRegion]] = {}
     for ns, region in sorted(estimates, key=lambda pair: pair[0]):
@@ -251,19 +251,12 @@ class _Cuts:
         ]
         return sum(counts) / self.hw.dma_bytes_per_second
 
-    def split(self, *, in_steps: bool) -> Iterator[TiledRegion]:
-        """The region with a part of another dimension on the partitions that one leaves empty: as
-        many times of it as fill most of them. Tiles have whole rows; where that is said they are
-        also `in_steps` along a reduced dimension."""
-        kept = [d for d in self.order if d not in self.reduced]
-        pairs = [
-            (self.sizes[partition] * count, partition, d, count)
-            for partition in kept
-            for d in kept
-            if d != partition
-            for count in self._counts(partition, d)
-        ]
-        for _, partition, d, count in sorted(pairs, reverse=True)[:_MOST_SPLITS]:
+    def split(self, filled: float, *, in_steps: bool) -> Iterator[TiledRegion]:
+        """The region with a part of another dimension on the partitions that one leaves empty, of
+        which other cuts have `filled` that share (`split.py`). Tiles have whole rows; where that is
+        said they are also `in_steps` along a reduced dimension."""
+        kept = {d: self.sizes[d] for d in self.order if d not in self.reduced}
+        for partition, d, count in ways_to_split(kept, filled)[:_MOST_SPLITS]:
             inner, step = equal_parts(self.sizes[d], count)
             lowered, strides, outer = split_dimension(self.lowered, self.strides, d, step)
             at = self.order.index(d)
@@ -275,16 +268,6 @@ class _Cuts:
                 yield from cuts.led(partition, lead, free_size)
             if in_steps:
                 yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
-
-    def _counts(self, partition: int, d: int) -> list[int]:
-        """Into how many parts a dimension is split that lies beside `partition`: equal ones, and
-        where they leave many partitions empty those that overlap a little."""
-        most = PARTITIONS // self.sizes[partition]
-        even = _largest_divisor(self.sizes[d], most)
-        counts = [even] if 1 < even < self.sizes[d] else []
-        if 2 * even <= most < self.sizes[d] // _LEAST_PART:
-            counts.append(most)
-        return counts
 
     def led(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
         """The region in tiles of whole rows of `partition` and `lead`, for each order in which
@@ -477,11 +460,6 @@ class _Cuts:
 
     def _fits(self, region: TiledRegion) -> bool:
         return region.bytes_in_work() <= self.hw.sbuf_partition_bytes * 7 // 8
-
-
-def _largest_divisor(size: int, most: int) -> int:
-    """The largest divisor of `size` that is at most `most`, or 1."""
-    return next((n for n in range(min(size, most), 1, -1) if size % n == 0), 1)
 
 
 def _is_full(region: TiledRegion) -> bool:

@@ -43,47 +43,57 @@ import nki.isa as nisa
 import nki.language as nl
 
 
-def _tile(x0, x1_tile, x2_tile, out0, r, p, n0):
-    x1_tile = x1_tile[0:p]
-    x2_tile = x2_tile[0:p]
-    x0_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
+def _tile(x0, x1, x2, out0, r, p, m, k, n0, n1):
+    x0_tile = nl.ndarray((p, k, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(
         dst=x0_tile,
-        src=x0.ap(pattern=[[2048, p], [1, n0]], offset=r * 2048),
+        src=x0.ap(pattern=[[409, n1], [k * 2048, m], [2048, k], [1, n0]], offset=r * 2048),
         dge_mode=nisa.dge_mode.none,
     )
-    multiply_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
+    x1_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(
+        dst=x1_tile,
+        src=x1.ap(pattern=[[409, n1], [0, m], [1, n0]]),
+        dge_mode=nisa.dge_mode.none,
+    )
+    multiply_tile = nl.ndarray((p, k, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
-        dst=multiply_tile[:, 0:1280],
-        data1=x0_tile[:, 0:1280],
-        data2=x1_tile[:, 0:1280],
+        dst=multiply_tile[:, 0:3],
+        data1=x0_tile[:, 0:3],
+        data2=x1_tile.expand_dim(1).broadcast(1, k)[:, 0:3],
         op=nl.multiply,
     )
     nisa.tensor_tensor(
-        dst=multiply_tile[:, 1280:2048],
-        data1=x0_tile[:, 1280:2048],
-        data2=x1_tile[:, 1280:2048],
+        dst=multiply_tile[:, 3:4],
+        data1=x0_tile[:, 3:4],
+        data2=x1_tile.expand_dim(1).broadcast(1, k)[:, 3:4],
         op=nl.multiply,
         engine=nisa.engine.gpsimd,
     )
-    add_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
+    x2_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(
+        dst=x2_tile,
+        src=x2.ap(pattern=[[409, n1], [0, m], [1, n0]]),
+        dge_mode=nisa.dge_mode.none,
+    )
+    add_tile = nl.ndarray((p, k, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
-        dst=add_tile[:, 0:1280],
-        data1=multiply_tile[:, 0:1280],
-        data2=x2_tile[:, 0:1280],
+        dst=add_tile[:, 0:3],
+        data1=multiply_tile[:, 0:3],
+        data2=x2_tile.expand_dim(1).broadcast(1, k)[:, 0:3],
         op=nl.add,
     )
     nisa.tensor_tensor(
-        dst=add_tile[:, 1280:2048],
-        data1=multiply_tile[:, 1280:2048],
-        data2=x2_tile[:, 1280:2048],
+        dst=add_tile[:, 3:4],
+        data1=multiply_tile[:, 3:4],
+        data2=x2_tile.expand_dim(1).broadcast(1, k)[:, 3:4],
         op=nl.add,
         engine=nisa.engine.gpsimd,
     )
-    gelu_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
+    gelu_tile = nl.ndarray((p, k, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=gelu_tile, op=nl.gelu, data=add_tile)
     nisa.dma_copy(
-        dst=out0.ap(pattern=[[2048, p], [1, n0]], offset=r * 2048),
+        dst=out0.ap(pattern=[[409, n1], [k * 2048, m], [2048, k], [1, n0]], offset=r * 2048),
         src=gelu_tile,
         dge_mode=nisa.dge_mode.none,
     )
@@ -96,21 +106,8 @@ def fused_mul_add_gelu(x0, x1, x2):
     nisa.memset(dst=one, value=1.0)
     unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=unused, op=nl.gelu, data=one)
-    x1_tile = nl.ndarray((128, 2048), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(
-        dst=x1_tile,
-        src=x1.ap(pattern=[[0, 128], [1, 2048]]),
-        dge_mode=nisa.dge_mode.none,
-    )
-    x2_tile = nl.ndarray((128, 2048), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(
-        dst=x2_tile,
-        src=x2.ap(pattern=[[0, 128], [1, 2048]]),
-        dge_mode=nisa.dge_mode.none,
-    )
-    for r in range(0, 256, 128):
-        _tile(x0, x1_tile, x2_tile, out0, r, 128, 2048)
-    _tile(x0, x1_tile, x2_tile, out0, 256, 44, 2048)
+    for r in range(0, 300, 100):
+        _tile(x0, x1, x2, out0, r, 125, 25, 4, 412, 5)
     return out0
 """,
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from drawn import draw
 
-from trnx.nki_kernels.generator.split import equal_parts
+from trnx.nki_kernels.generator.split import equal_parts, filled_by, ways_to_split
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 aten = torch.ops.aten
@@ -69,3 +69,42 @@ def test_softmax_over_a_middle_axis_fills_the_partitions(region: Build) -> None:
     x = draw(56, 128, 121)
     made = region(softmax, x, x)
     assert "(112, " in made.source()
+
+
+def test_the_fullest_ways_come_first() -> None:
+    """56 rows leave room for two parts; 400, of which four tiles would have 100 each, for three."""
+    ways = ways_to_split({0: 56, 1: 121}, 0.4)
+    assert ways == [(1, 0, 2), (0, 1, 2)]
+    assert ways_to_split({0: 400, 1: 129}, 400 / 512)[0] == (0, 1, 3)
+
+
+def test_a_dimension_that_fills_its_tiles_is_left_alone() -> None:
+    assert not [way for way in ways_to_split({0: 384, 1: 129}, 1.0) if way[0] == 0]
+    assert not [way for way in ways_to_split({0: 400, 1: 3}, 400 / 512) if way[0] == 0]
+
+
+def test_parts_that_are_computed_twice_fill_nothing() -> None:
+    assert filled_by(128, 100, 1) == 1
+    assert filled_by(42, 129, 3) == pytest.approx(126 / 128)
+    assert filled_by(16, 129, 8) == pytest.approx(129 / 136)
+    assert filled_by(400, 129, 1) == pytest.approx(400 / 512)
+
+
+def test_rows_in_a_few_tiles_fill_their_partitions(region: Build) -> None:
+    """100 of 128 partitions would have one row each: DMA has as few engines."""
+    made = region(lambda x: aten.amax.default(x, [1], True), draw(400, 70, 129))
+    assert "r, 120, 40, 2, " in made.source()
+    made.check()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("function", [largest, centred])
+@pytest.mark.parametrize(("rows", "columns"), [(197, 28), (129, 33)])
+def test_parts_beside_a_long_dimension(
+    region: Build, cuts: Cuts, function: Any, rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    x, y = (draw(rows, 13, columns, dtype=dtype) for _ in range(2))
+    made = region(function, x, y + 1)
+    parts = {c.geometry: c for c in cuts.of(made) if c.geometry.lead and c.geometry.filled > 0.7}
+    error = {"rtol": 2e-2, "atol": 1e-2} if dtype is BF16 else {"rtol": 1e-5, "atol": 1e-5}
+    cuts.check(made, list(parts.values())[:4], **({} if function is largest else error))
