@@ -36,7 +36,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
 from trnx.nki_kernels.kernels.attention._mask_gradient import add_mask_gradient, clear_mask_gradient
 from trnx.nki_kernels.kernels.attention._masks import (
     Masks,
-    add_bias,
+    apply_bias,
     crosses,
     drop,
     first_key,
@@ -203,12 +203,10 @@ def weights_of(p: BackwardProblem, t: Prepared) -> Weights:
     rows = queries.shape[2]
     scores = multiply_heads(queries, side.keys, chunk.pairs, p.group, side.size, p.features)
     scale = p.scale
-    crossed = crosses(p.masks, row, rows, side.start, side.size)
-    if p.masks.mask is not None or crossed:
-        bias = make_bias(p.masks, chunk, row, rows, side.start, side.size, crossed)
-        biased = add_bias(scores, scale, bias, chunk)
-        scores = biased
-        scale = 1.0
+    if p.masks.mask is not None or crosses(p.masks, row, rows, side.start, side.size):
+        bias = make_bias(p.masks, chunk, row, rows, side.start, side.size)
+        hidden = apply_bias(scores, scale, bias, chunk)
+        scores, scale = hidden.scores, hidden.scale
     plain = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     _exponentials(plain, scores, t.shift, scale)
     if p.dropout is not None:

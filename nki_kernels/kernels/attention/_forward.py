@@ -33,8 +33,9 @@ from trnx.nki_kernels.kernels.attention._layout import (
 from trnx.nki_kernels.kernels.attention._masks import (
     CLAMP_FALSE,
     CLAMP_FLOAT,
+    Bias,
     Masks,
-    add_bias,
+    apply_bias,
     bias_key,
     crosses,
     drop,
@@ -92,7 +93,7 @@ class Scored(NamedTuple):
     tile from `start`. `last`: no more tiles follow for these rows."""
 
     scores: nl.NkiTensor
-    bias: nl.NkiTensor | None
+    bias: Bias | None
     values: list[nl.NkiTensor]
     chunk: Chunk
     row: int
@@ -117,7 +118,7 @@ class Prepared(NamedTuple):
     tile: KeyTile
     chunk: Chunk
     row: int
-    bias: nl.NkiTensor | None
+    bias: Bias | None
     last: bool
 
 
@@ -161,15 +162,22 @@ def load_keys(p: Problem, k: nl.NkiTensor, v: nl.NkiTensor, chunk: Chunk, start:
 
 
 def _negated_max(p: Problem, scores: nl.NkiTensor, scale: float) -> nl.NkiTensor:
-    """`-max(scores * scale)` of each row and head, clamped where a bias, with which the scale is 1,
-    may hide a whole row."""
+    """`-max(scores * scale)` of each row and head, clamped where a mask or a window may hide all of
+    a row of a tile."""
     negmax = nl.ndarray((scores.shape[0], scores.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=negmax, op=nl.maximum, data=scores, axis=2, negate=True)
-    if scale != 1.0:
-        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.multiply, operand0=scale)
-    elif p.masks.mask is not None or p.masks.window > 0:
+    if p.masks.mask is not None or p.masks.window > 0:
         clamp = CLAMP_FLOAT if p.masks.mask is not None and not p.masks.boolean else CLAMP_FALSE
-        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.minimum, operand0=-clamp)
+        nisa.tensor_scalar(
+            dst=negmax,
+            data=negmax,
+            op0=nl.multiply,
+            operand0=scale,
+            op1=nl.minimum,
+            operand1=-clamp,
+        )
+    elif scale != 1.0:
+        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.multiply, operand0=scale)
     return negmax
 
 
@@ -234,8 +242,8 @@ def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> We
     rows = scores.shape[0]
     scale = p.scale
     if s.bias is not None:
-        scores = add_bias(scores, scale, s.bias, chunk)
-        scale = 1.0
+        hidden = apply_bias(scores, scale, s.bias, chunk)
+        scores, scale = hidden.scores, hidden.scale
     negmax = _combined_max(_negated_max(p, scores, scale), oldmax)
     padded = new_weights(chunk, rows, s.cols, p.keys, dtype)
     weights = padded[:, 0 : chunk.pairs, 0 : s.cols]
@@ -342,12 +350,12 @@ class Biases(NamedTuple):
     """Cached bias tiles: `(key, tile)` pairs. Causal tiles repeat along the diagonal and are all
     kept; of tiles of a mask only the last one is."""
 
-    made: list[tuple[tuple[int | bool, ...], nl.NkiTensor]]
+    made: list[tuple[tuple[int | bool, ...], Bias]]
 
 
 def bias_of(
     p: Problem, biases: Biases, chunk: Chunk, row: int, rows: int, start: int, cols: int
-) -> nl.NkiTensor | None:
+) -> Bias | None:
     """The bias of a tile of scores, or None."""
     crossed = crosses(p.masks, row, rows, start, cols)
     if p.masks.mask is None and not crossed:
@@ -356,7 +364,7 @@ def bias_of(
     for pair in biases.made:
         if pair[0] == key:
             return pair[1]
-    tile = make_bias(p.masks, chunk, row, rows, start, cols, crossed)
+    tile = make_bias(p.masks, chunk, row, rows, start, cols)
     if p.masks.mask is not None and len(biases.made) > 0:
         biases.made.pop()
     biases.made.append((key, tile))

@@ -1,4 +1,4 @@
-"""NKI helpers of attention: masks, and the bias that they add to a tile of scores."""
+"""NKI helpers of attention: masks, and how they hide keys in a tile of scores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels.attention._host import LEAST_SCALE
 from trnx.nki_kernels.kernels.attention._layout import Chunk, split_heads
 
 _NEG_INF = float("-inf")
@@ -60,36 +61,28 @@ def load_mask(
     return tile
 
 
-def causal_bias(row: int, rows: int, col: int, cols: int, window: int) -> nl.NkiTensor:
-    """`[rows, 1, 1, cols]`: 0 where the key is not after the query, nor before its `window` keys
-    (0: any number), else -inf."""
-    zeros = nl.ndarray((rows, cols), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=zeros, value=0.0)
-    tile = nl.ndarray((rows, 1, 1, cols), dtype=nl.float32, buffer=nl.sbuf)
+def _selected(
+    row: int, rows: int, col: int, cols: int, step: int, chosen: tuple[float, float], dtype: str
+) -> nl.NkiTensor:
+    """`[rows, 1, 1, cols]` in `dtype`: the first of `chosen` where `step` times the number of a
+    query, less that of the key, is at least 0, else the second. `step` is 1 or -1."""
+    full = nl.ndarray((rows, cols), dtype=dtype, buffer=nl.sbuf)
+    nisa.memset(dst=full, value=chosen[0])
+    tile = nl.ndarray((rows, 1, 1, cols), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(
         dst=tile,
-        pattern=[[-1, cols]],
-        offset=row - col,
-        channel_multiplier=1,
-        on_true_tile=zeros,
-        on_false_value=_NEG_INF,
+        pattern=[[-step, cols]],
+        offset=step * (row - col),
+        channel_multiplier=step,
+        on_true_tile=full,
+        on_false_value=chosen[1],
         cmp_op=nl.greater_equal,
     )
-    if window > 0:
-        nisa.affine_select(
-            dst=tile,
-            pattern=[[1, cols]],
-            offset=col - row + window - 1,
-            channel_multiplier=-1,
-            on_true_tile=tile,
-            on_false_value=_NEG_INF,
-            cmp_op=nl.greater_equal,
-        )
     return tile
 
 
 class Masks(NamedTuple):
-    """What is added to the scores: `mask` is four-dimensional; `boolean` where it is uint8. Of the
+    """`mask`, added to the scores, has four dimensions; `boolean` where it is uint8. Of the
     keys that `causal` leaves, a query sees the last `window`, or all where it is 0."""
 
     mask: nl.NkiTensor | None
@@ -103,11 +96,19 @@ def first_key(masks: Masks, row: int) -> int:
     return max(0, row - masks.window + 1) if masks.window > 0 else 0
 
 
+def _reaches_after(masks: Masks, row: int, col: int, cols: int) -> bool:
+    """True where keys of a tile of scores are after a query."""
+    return masks.causal and col + cols - 1 > row
+
+
+def _reaches_before(masks: Masks, row: int, rows: int, col: int) -> bool:
+    """True where keys of a tile of scores are before the window of a query."""
+    return first_key(masks, row + rows - 1) > col
+
+
 def crosses(masks: Masks, row: int, rows: int, col: int, cols: int) -> bool:
     """True where causal or window hide a part of a tile of scores."""
-    if masks.window > 0 and first_key(masks, row + rows - 1) > col:
-        return True
-    return masks.causal and col + cols - 1 > row
+    return _reaches_after(masks, row, col, cols) or _reaches_before(masks, row, rows, col)
 
 
 def bias_key(
@@ -123,54 +124,101 @@ def bias_key(
     return (batch, chunk.batches, head, chunk.heads, first, rows, col, cols)
 
 
-def make_bias(
-    masks: Masks, chunk: Chunk, row: int, rows: int, col: int, cols: int, crossed: bool
+class Bias(NamedTuple):
+    """What hides keys of a tile of scores, each `[rows, batches or 1, heads or 1, cols]`: `added`
+    to the scaled scores, and 1 where a key is `seen`, else 0; None where there is nothing.
+
+    As in torch's kernel, which selects what causal attention hides, and adds a mask, of which the
+    window is a part: the score of a hidden key may be infinite or NaN.
+    """
+
+    added: nl.NkiTensor | None
+    seen: nl.NkiTensor | None
+
+
+def make_bias(masks: Masks, chunk: Chunk, row: int, rows: int, col: int, cols: int) -> Bias:
+    """The bias of a tile of scores."""
+    seen = None
+    if _reaches_after(masks, row, col, cols):
+        seen = _selected(row, rows, col, cols, 1, (1, 0), nl.uint8)
+    added = None
+    if masks.mask is not None:
+        added = _mask_bias(masks, chunk, row, rows, col, cols)
+    if _reaches_before(masks, row, rows, col):
+        near = _selected(row - masks.window + 1, rows, col, cols, -1, (0.0, _NEG_INF), nl.float32)
+        added = near if added is None else _sum(added, near)
+    return Bias(added, seen)
+
+
+def _mask_bias(
+    masks: Masks, chunk: Chunk, row: int, rows: int, col: int, cols: int
 ) -> nl.NkiTensor:
-    """The bias `[rows, batches or 1, heads or 1, cols]` of a tile of scores, `crossed` as
-    `crosses` says."""
-    causal = causal_bias(row, rows, col, cols, masks.window) if crossed else None
-    if masks.mask is None:
-        return causal
+    """What the mask adds to a tile of scores."""
     bias = load_mask(masks.mask, chunk, row, rows, col, cols)
-    if masks.boolean:
-        wide = nl.ndarray(bias.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(
-            dst=wide, data=bias, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=FALSE_BIAS
-        )
-        bias = wide
-    if causal is not None:
-        both = nl.ndarray(bias.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(
-            dst=both,
-            data1=bias,
-            data2=causal.broadcast(1, bias.shape[1]).broadcast(2, bias.shape[2]),
-            op=nl.add,
-        )
-        bias = both
-    return bias
-
-
-def _spread(bias: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
-    """`bias` as `[rows, batches, heads, cols]`."""
-    if bias.shape[1] < chunk.batches:
-        bias = bias.broadcast(1, chunk.batches)
-    if bias.shape[2] < chunk.heads:
-        bias = bias.broadcast(2, chunk.heads)
-    return bias
-
-
-def add_bias(scores: nl.NkiTensor, scale: float, bias: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
-    """`scores[rows, heads, cols] * scale + bias` in float32."""
-    biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=split_heads(biased, chunk),
-        data=split_heads(scores, chunk),
-        op0=nl.multiply,
-        operand0=scale,
-        op1=nl.add,
-        operand1=_spread(bias, chunk),
+    if not masks.boolean:
+        return bias
+    wide = nl.ndarray(bias.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=wide, data=bias, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=FALSE_BIAS
     )
-    return biased
+    return wide
+
+
+def _sum(bias: nl.NkiTensor, near: nl.NkiTensor) -> nl.NkiTensor:
+    """Both, of which `near` is the same for all heads."""
+    both = nl.ndarray(bias.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=both,
+        data1=bias,
+        data2=near.broadcast(1, bias.shape[1]).broadcast(2, bias.shape[2]),
+        op=nl.add,
+    )
+    return both
+
+
+def _spread(tile: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
+    """A tile of a bias as `[rows, batches, heads, cols]`."""
+    if tile.shape[1] < chunk.batches:
+        tile = tile.broadcast(1, chunk.batches)
+    if tile.shape[2] < chunk.heads:
+        tile = tile.broadcast(2, chunk.heads)
+    return tile
+
+
+class Hidden(NamedTuple):
+    """`scores[rows, heads, cols]` that count `scale` times."""
+
+    scores: nl.NkiTensor
+    scale: float
+
+
+def apply_bias(scores: nl.NkiTensor, scale: float, bias: Bias, chunk: Chunk) -> Hidden:
+    """Scores with their bias."""
+    if bias.added is not None:
+        biased = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=split_heads(biased, chunk),
+            data=split_heads(scores, chunk),
+            op0=nl.multiply,
+            operand0=scale,
+            op1=nl.add,
+            operand1=_spread(bias.added, chunk),
+        )
+        scores, scale = biased, 1.0
+    elif scale < LEAST_SCALE:  # 0 times -inf is NaN
+        scaled = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=scaled, data=scores, op0=nl.multiply, operand0=scale)
+        scores, scale = scaled, 1.0
+    if bias.seen is None:
+        return Hidden(scores, scale)
+    kept = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.select_reduce(
+        dst=split_heads(kept, chunk),
+        predicate=_spread(bias.seen, chunk),
+        on_true=split_heads(scores, chunk),
+        on_false=_NEG_INF,
+    )
+    return Hidden(kept, scale)
 
 
 def drop(dst: nl.NkiTensor, data: nl.NkiTensor, keep: nl.NkiTensor, factor: float) -> None:
