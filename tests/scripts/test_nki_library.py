@@ -150,6 +150,17 @@ def test_other_target():
 """
 
 
+ENDS = """
+
+def test_z_ends_the_run():
+    import time
+
+    time.sleep(1)
+    os.kill(os.getppid(), 9)
+    os._exit(0)
+"""
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "library" / "test" / "integration" / "nkilib"
@@ -165,16 +176,20 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "library"
 
 
-def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "run.py"), "--checkout", str(checkout)]
-        + ["--seconds", "5", "--jobs", "2", "--gigabytes", "2", "--log", str(log), "--json"],
+def run_script(checkout: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPTS / "run.py"), "--checkout", str(checkout), *options],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    limits = ["--seconds", "5", "--jobs", "2", "--gigabytes", "2"]
+    done = run_script(checkout, *limits, "--log", str(log), "--json")
     assert done.returncode == 1, done.stderr
     numbers = json.loads(done.stdout.splitlines()[-1])
     assert numbers == {
@@ -184,7 +199,8 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
         "no verdict: memory": 2,
         "no verdict: time": 1,
         "skipped": 0,
-        "not for trn2": 1,
+        "no verdict: killed": 0,
+        "not for the target": 1,
         "no verdict": 3,
         "rate": 0.6,
         "rate with no verdict as failure": round(3 / 8, 4),
@@ -232,6 +248,65 @@ def test_a_sample_takes_every_file_first() -> None:
     assert sum(map(len, sampling.sample(cases, 2, 7).values())) == 2
     assert sum(map(len, sampling.sample(cases, 10**6, 7).values())) == 100
     assert sampling.select(cases, "f[12]::1$", 0, 7) == {"f1": ["f1::1"], "f2": ["f2::1"]}
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_run_goes_on_where_it_was_ended(checkout: Path, tmp_path: Path) -> None:
+    """Also by the system, twice within one case; each shard runs its own cases, once."""
+    folder = tmp_path / "results"
+    options = ["--resume", str(folder), "--seconds", "60", "--cases"]
+    with (checkout / "test" / "integration" / "nkilib" / "test_small.py").open("a") as file:
+        file.write(ENDS)
+    chosen = "_right|_wrong|_z_ends"
+    for _ in range(2):
+        assert run_script(checkout, *options, chosen).returncode == 1
+    files = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    assert len(files) == 3
+    begun = [held for held in map(json.loads, map(Path.read_text, files)) if "result" not in held]
+    assert [(held["case"].rpartition("::")[2], held["begun"]) for held in begun] == [
+        ("test_z_ends_the_run", 2)
+    ]
+    assert {held["target"] for held in begun} == {"trn2"}
+    part = run_script(checkout, *options, chosen, "--shard", "1/2", "--json").stdout
+    assert "\n2 of 9 cases for trn2, 2 of them kept\n" in part
+    numbers = json.loads(part.splitlines()[-1])
+    assert [numbers[name] for name in ("passed", "failed", "no verdict: killed")] == [1, 0, 1]
+    assert files == {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    other = run_script(checkout, *options, "_right", "--seed", "1").stdout
+    assert "\n1 of 9 cases for trn2, 0 of them kept\n" in other
+    assert len(list(folder.iterdir())) == 4
+    page = importlib.import_module("report_folder").page
+    newest = importlib.import_module("state").newest
+    text = page(newest(folder))
+    assert "4 cases, seed 0, 1, commit unknown, trnx " in text
+    assert "| test/integration/nkilib | 2 | 1 | 0 | 0 | 0 | 1 | 0 |" in text
+    assert "* failed: `test_small.py::test_wrong` (seed 0): AssertionError" in text
+
+
+@pytest.mark.usefixtures("scripts")
+def test_each_folder_has_its_share_and_shards_share_all() -> None:
+    sampling = importlib.import_module("sampling")
+    cases = {f"a/{i}": [f"a/{i}::{j}" for j in range(60)] for i in range(3)}
+    cases["b/0"] = [f"b/0::{j}" for j in range(9)]
+    cases["c/0"] = [f"c/0::{j}" for j in range(40)]
+
+    def folders(chosen: dict[str, list[str]]) -> Counter[str]:
+        listed = [case for own in chosen.values() for case in own]
+        assert len(set(listed)) == len(listed)
+        return Counter(map(sampling.folder_of, listed))
+
+    few = sampling.sample(cases, 10, 7, each=15)
+    assert set(few) == set(cases)
+    assert folders(few) == {"a": 15, "b": 9, "c": 15}
+    assert few == sampling.select(cases, "", 10, 7, each=15)
+    more = folders(sampling.sample(cases, 100, 7, each=15))
+    assert more.total() == 100
+    assert min(more["a"], more["c"]) >= 15
+    shards = [sampling.shard(cases, part, 4) for part in range(1, 5)]
+    assert sorted(case for own in shards for listed in own.values() for case in listed) == sorted(
+        case for listed in cases.values() for case in listed
+    )
+    assert all(folders(own)["a"] == 45 for own in shards)
 
 
 PATCH = """\

@@ -2,7 +2,7 @@
 milliseconds, and what one case leaves behind, or a process that ends, is no other case's.
 
 The parent of the forks stays single-threaded. It talks to the driver through one connection, with
-JSON messages: `collected`, then the driver's plan, a record for each case, `done`.
+JSON messages: `collected`, then the driver's plan, `begun` and a record for each case, `done`.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ class Server:
             return self._end(connection, fork)
         if "begun" in record:
             fork.begun = record["begun"]
+            send(self._driver, record)
         else:
             fork.finished.add(record["case"])
             self._tell(record)

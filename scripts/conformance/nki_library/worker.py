@@ -26,12 +26,12 @@ import pytest
 import torch
 from fork_server import Record, Server, receive, send
 from stand_ins import install_stand_ins
-from suite import MAX_INPUT_BYTES, TOO_LARGE
+from suite import MAX_INPUT_BYTES, NOT_FOR_TARGET, TOO_LARGE
 
 from trnx.simulator import install, install_cpu_simulator, simulate
 from trnx.simulator.errors import FindingWarning
 
-SEED = 0
+SEED = int(os.environ.get("NKI_LIBRARY_SEED", "0"))
 # A case's limit is in seconds of the processor; one that waits has as many times the limit.
 _PATIENCE = 4
 # Cases with these marks override the mode: they ask for the compiler. `trace_only` asks for its
@@ -126,7 +126,7 @@ def _seed() -> None:
 
 def pytest_deselected(items: list[Any]) -> None:
     """Cases that are not for the platform."""
-    _collected["others"] += [(item.nodeid, "not for trn2") for item in items]
+    _collected["others"] += [(item.nodeid, NOT_FOR_TARGET) for item in items]
 
 
 @pytest.hookimpl(trylast=True)
