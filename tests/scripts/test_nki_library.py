@@ -101,6 +101,10 @@ def test_ends_the_process():
     os._exit(3)
 
 
+def test_is_killed():
+    os.kill(os.getpid(), 9)
+
+
 @nki.jit
 def add_ranks(x, ranks):
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -199,11 +203,11 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
         "no verdict: memory": 2,
         "no verdict: time": 1,
         "skipped": 0,
-        "no verdict: killed": 0,
+        "no verdict: killed": 1,
         "not for the target": 1,
-        "no verdict": 3,
+        "no verdict": 4,
         "rate": 0.6,
-        "rate with no verdict as failure": round(3 / 8, 4),
+        "rate with no verdict as failure": round(3 / 9, 4),
         "passing cases with findings": 0,
         "not imported": 0,
         "patches that do not apply": 0,
@@ -219,9 +223,11 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
         "test_fits_nowhere",
         "test_slow",
         "test_ends_the_process",
+        "test_is_killed",
         "test_ranks",
     }
     assert messages["test_ends_the_process"] == "the process ended with status 3"
+    assert messages["test_is_killed"] == "the process ended with status -9"
     assert messages["test_slow"] == "more than 5 s"
     assert not list(checkout.rglob("__pycache__"))
 
@@ -257,9 +263,9 @@ def test_a_run_goes_on_where_it_was_ended(checkout: Path, tmp_path: Path) -> Non
     options = ["--resume", str(folder), "--seconds", "60", "--cases"]
     with (checkout / "test" / "integration" / "nkilib" / "test_small.py").open("a") as file:
         file.write(ENDS)
-    chosen = "_right|_wrong|_z_ends"
-    for _ in range(2):
-        assert run_script(checkout, *options, chosen).returncode == 1
+    shard = ["_right|_wrong|_z_ends", "--shard", "1/2", "--json"]
+    for chosen in (shard[:1], shard):
+        assert run_script(checkout, *options, *chosen).returncode == 1
     files = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert len(files) == 3
     begun = [held for held in map(json.loads, map(Path.read_text, files)) if "result" not in held]
@@ -267,20 +273,39 @@ def test_a_run_goes_on_where_it_was_ended(checkout: Path, tmp_path: Path) -> Non
         ("test_z_ends_the_run", 2)
     ]
     assert {held["target"] for held in begun} == {"trn2"}
-    part = run_script(checkout, *options, chosen, "--shard", "1/2", "--json").stdout
-    assert "\n2 of 9 cases for trn2, 2 of them kept\n" in part
+    part = run_script(checkout, *options, *shard).stdout
+    assert "\n2 of 10 cases for trn2, 2 of them kept\n" in part
     numbers = json.loads(part.splitlines()[-1])
     assert [numbers[name] for name in ("passed", "failed", "no verdict: killed")] == [1, 0, 1]
     assert files == {file: file.stat().st_mtime_ns for file in folder.iterdir()}
-    other = run_script(checkout, *options, "_right", "--seed", "1").stdout
-    assert "\n1 of 9 cases for trn2, 0 of them kept\n" in other
-    assert len(list(folder.iterdir())) == 4
     page = importlib.import_module("report_folder").page
     newest = importlib.import_module("state").newest
     text = page(newest(folder))
-    assert "4 cases, seed 0, 1, commit unknown, trnx " in text
-    assert "| test/integration/nkilib | 2 | 1 | 0 | 0 | 0 | 1 | 0 |" in text
+    assert "3 cases, seed 0, commit unknown, trnx " in text
+    assert "| test/integration/nkilib | 1 | 1 | 0 | 0 | 0 | 1 | 0 |" in text
     assert "* failed: `test_small.py::test_wrong` (seed 0): AssertionError" in text
+
+
+@pytest.mark.usefixtures("scripts")
+def test_kept_results_are_those_of_the_same_conditions(tmp_path: Path) -> None:
+    state = importlib.import_module("state")
+    held = {"commit": "", "suite": "a", "target": "trn2", "seed": 0, "trnx": "1 a"}
+    kept = state.State(tmp_path, state.Conditions(**held))
+    passed = {"case": "f.py::test", "status": "passed", "message": ""}
+    kept.begin("f.py::test")
+    assert kept.result("f.py::test") is None
+    kept.keep(passed)
+    assert kept.result("f.py::test") == passed
+    assert kept.result("f.py::test2") is None
+    for change in ({"suite": "b"}, {"target": "trn3"}, {"seed": 1}, {"trnx": "1 b"}):
+        other = state.State(tmp_path, state.Conditions(**held | change))
+        assert other.result("f.py::test") is None
+        other.keep({**passed, "status": "failed"})
+    # The last one differs in trnx alone: it takes the place of the first.
+    found = [(entry["suite"], entry["trnx"]) for entry in state.newest(tmp_path)]
+    assert sorted(found) == [("a", "1 a"), ("a", "1 a"), ("a", "1 b"), ("b", "1 a")]
+    newest = {(one["suite"], one["target"], one["seed"]): one for one in state.newest(tmp_path)}
+    assert newest["a", "trn2", 0]["trnx"] == "1 b"
 
 
 @pytest.mark.usefixtures("scripts")
@@ -468,6 +493,7 @@ def test_rows_of_known_failures_are_complete() -> None:
         ({"status": "skipped", "message": "Skipped: inputs too large: 9 bytes"}, "memory"),
         ({"status": "skipped", "message": "Skipped: no mask"}, "skipped"),
         ({"status": "timeout", "message": "more than 5 s", "began": False}, "time"),
+        ({"status": "killed", "message": "the process ended with status -9"}, "killed"),
         ({"status": "timeout", "message": "more than 5 s", "began": True}, "failed"),
     ],
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from fork_server import is_out_of_memory
+from fork_server import KILLED, is_out_of_memory
 from known_failures import known_failure
-from state import KILLED
 from suite import NOT_FOR_TARGET, TOO_LARGE, Collected, file_of
 
 from trnx.simulator.findings import ALWAYS_WARNINGS

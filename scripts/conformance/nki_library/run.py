@@ -7,9 +7,9 @@ time and memory, and prints a table for each file of the suite. The columns:
 * passed; skipped (by the suite itself); not for the target, or in need of the device's compiler;
 * failed, or a known failure: one that a row of `known_failures.py` states, to the message;
 * no verdict: memory (inputs over 2 GiB, or the suite's own inputs and golden values need more than
-  a case may have), no verdict: time (they take all of a case's time) and no verdict: killed (the
-  whole run ended twice while the case ran). A case whose simulation needs too much time or memory
-  failed.
+  a case may have), no verdict: time (they take all of a case's time) and no verdict: killed (by the
+  system, or the whole run ended twice while the case ran). A case whose simulation needs too much
+  time or memory failed.
 
 Cases that the suite marks `trace_only` are traced. Needs `trnx[test]`; of what else the suite
 imports, stand-ins are made where a package is not installed.
@@ -17,12 +17,11 @@ imports, stand-ins are made where a package is not installed.
     OMP_NUM_THREADS=1 python scripts/conformance/nki_library/run.py --checkout PATH --sample 200
 
 `--sample N --seed S` takes N cases at random: at least one of each file where N allows it, the rest
-by the number of cases; with `--each M`, at least M of every folder that has so many. What the suite
-itself draws, cases and inputs, comes from the same seed. `--files REGEX` and `--cases REGEX`
-restrict the choice, `--jobs J` runs J cases at once, `--seconds` (of the processor) and
-`--gigabytes` are the limits of a case (by default the jobs share the memory that is free; what does
-not fit is run again alone), `--log FILE` keeps the text of every failure, `--json` prints one
-object as the last line.
+by the number of cases; with `--each M`, at least M of every folder that has so many. The inputs
+that cases draw come from the same seed. `--files REGEX` and `--cases REGEX` restrict the choice,
+`--jobs J` runs J cases at once, `--seconds` (of the processor) and `--gigabytes` are the limits of
+a case (by default the jobs share the memory that is free; what does not fit is run again alone),
+`--log FILE` keeps the text of every failure, `--json` prints one object as the last line.
 
 `--resume FOLDER` keeps each result in a file of that folder (see `state.py`) and runs only what has
 none there under the same conditions; `--retry` runs again what has no verdict. `--shard I/N` runs

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fork_server import KILLED, Record
+
 from trnx.backend.cache.entries import text_digest
 from trnx.backend.cache.identity import versions
 from trnx.device.records import write_whole
 
 CHANCES = 2
-KILLED = "killed"
 
 
 @dataclass(frozen=True)
@@ -68,23 +69,23 @@ class State:
         """Note that a case begins."""
         self._write(case, {"begun": self._begun(case) + 1})
 
-    def keep(self, result: dict[str, Any]) -> None:
+    def keep(self, result: Record) -> None:
         """Keep the result of a case."""
         self._write(result["case"], {"result": result})
 
-    def result(self, case: str) -> dict[str, Any] | None:
+    def result(self, case: str) -> Record | None:
         """The kept result; None for a case that has to run."""
         return _outcome(self._read(case))
 
     def _begun(self, case: str) -> int:
         return int(self._read(case).get("begun", 0))
 
-    def _read(self, case: str) -> dict[str, Any]:
+    def _read(self, case: str) -> Record:
         file = self._file(case)
-        entry: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        entry: Record = json.loads(file.read_text()) if file.exists() else {}
         return entry
 
-    def _write(self, case: str, entry: dict[str, Any]) -> None:
+    def _write(self, case: str, entry: Record) -> None:
         whole = {**vars(self._held), "case": case, "when": time.time(), **entry}
         write_whole(self._file(case), json.dumps(whole, indent=1).encode())
 
@@ -92,10 +93,10 @@ class State:
         return self._folder / f"{self._held.key(case)}.json"
 
 
-def newest(folder: Path) -> list[dict[str, Any]]:
+def newest(folder: Path) -> list[Record]:
     """The entries that have a result; of those that differ in trnx alone, the one made last."""
     entries = [json.loads(file.read_text()) for file in folder.glob("*.json")]
-    last: dict[tuple[Any, ...], dict[str, Any]] = {}
+    last: dict[tuple[Any, ...], Record] = {}
     for entry in sorted(entries, key=lambda one: float(one["when"])):
         result = _outcome(entry)
         if result is not None:
@@ -104,7 +105,7 @@ def newest(folder: Path) -> list[dict[str, Any]]:
     return list(last.values())
 
 
-def _outcome(entry: dict[str, Any]) -> dict[str, Any] | None:
+def _outcome(entry: Record) -> Record | None:
     if "result" in entry:
         return dict(entry["result"])
     if entry.get("begun", 0) < CHANCES:

@@ -91,8 +91,8 @@ class Suite:
 def start(
     copy: Path, folder: Path, files: str = "", target: str = "trn2", seed: int = 0
 ) -> Iterator[Suite]:
-    """Collect the suite's files whose path has a match of the regular expression `files`; what they
-    draw at random, cases and inputs, is drawn from `seed`.
+    """Collect the suite's files whose path has a match of the regular expression `files`; the
+    inputs that cases draw at random come from `seed`.
     """
     paths = (str(path.relative_to(copy)) for path in copy.glob("test/integration/**/test_*.py"))
     chosen = sorted(path for path in paths if re.search(files, path))
