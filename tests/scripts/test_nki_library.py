@@ -492,9 +492,9 @@ def test_rows_of_known_failures_are_complete() -> None:
         ({"status": "failed", "message": "MemoryError: ", "simulating": True}, "failed"),
         ({"status": "skipped", "message": "Skipped: inputs too large: 9 bytes"}, "memory"),
         ({"status": "skipped", "message": "Skipped: no mask"}, "skipped"),
-        ({"status": "timeout", "message": "more than 5 s", "began": False}, "time"),
         ({"status": "killed", "message": "the process ended with status -9"}, "killed"),
-        ({"status": "timeout", "message": "more than 5 s", "began": True}, "failed"),
+        ({"status": "timeout", "message": "more than 5 s", "simulating": False}, "time"),
+        ({"status": "timeout", "message": "more than 5 s", "simulating": True}, "failed"),
     ],
 )
 def test_no_verdict_is_what_no_simulation_decides(result: dict[str, Any], status: str) -> None:

@@ -32,7 +32,7 @@ def status_of(result: dict[str, Any]) -> str:
         return NO_VERDICT[2]
     if is_out_of_memory(result) and not result.get("simulating", True):
         return NO_VERDICT[0]
-    if result["status"] == "timeout" and not result.get("began", True):
+    if result["status"] == "timeout" and not result.get("simulating", True):
         return NO_VERDICT[1]
     return "known failure" if known_failure(result["case"], result["message"]) else "failed"
 
