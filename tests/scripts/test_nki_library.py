@@ -101,6 +101,10 @@ def test_ends_the_process():
     os._exit(3)
 
 
+def test_is_killed():
+    os.kill(os.getpid(), 9)
+
+
 @nki.jit
 def add_ranks(x, ranks):
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -150,6 +154,17 @@ def test_other_target():
 """
 
 
+ENDS = """
+
+def test_z_ends_the_run():
+    import time
+
+    time.sleep(1)
+    os.kill(os.getppid(), 9)
+    os._exit(0)
+"""
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "library" / "test" / "integration" / "nkilib"
@@ -165,16 +180,20 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "library"
 
 
-def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "run.py"), "--checkout", str(checkout)]
-        + ["--seconds", "5", "--jobs", "2", "--gigabytes", "2", "--log", str(log), "--json"],
+def run_script(checkout: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPTS / "run.py"), "--checkout", str(checkout), *options],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    limits = ["--seconds", "5", "--jobs", "2", "--gigabytes", "2"]
+    done = run_script(checkout, *limits, "--log", str(log), "--json")
     assert done.returncode == 1, done.stderr
     numbers = json.loads(done.stdout.splitlines()[-1])
     assert numbers == {
@@ -184,10 +203,11 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
         "no verdict: memory": 2,
         "no verdict: time": 1,
         "skipped": 0,
-        "not for trn2": 1,
-        "no verdict": 3,
+        "no verdict: killed": 1,
+        "not for the target": 1,
+        "no verdict": 4,
         "rate": 0.6,
-        "rate with no verdict as failure": round(3 / 8, 4),
+        "rate with no verdict as failure": round(3 / 9, 4),
         "passing cases with findings": 0,
         "not imported": 0,
         "patches that do not apply": 0,
@@ -203,9 +223,11 @@ def test_every_case_gets_its_status(checkout: Path, tmp_path: Path) -> None:
         "test_fits_nowhere",
         "test_slow",
         "test_ends_the_process",
+        "test_is_killed",
         "test_ranks",
     }
     assert messages["test_ends_the_process"] == "the process ended with status 3"
+    assert messages["test_is_killed"] == "the process ended with status -9"
     assert messages["test_slow"] == "more than 5 s"
     assert not list(checkout.rglob("__pycache__"))
 
@@ -232,6 +254,84 @@ def test_a_sample_takes_every_file_first() -> None:
     assert sum(map(len, sampling.sample(cases, 2, 7).values())) == 2
     assert sum(map(len, sampling.sample(cases, 10**6, 7).values())) == 100
     assert sampling.select(cases, "f[12]::1$", 0, 7) == {"f1": ["f1::1"], "f2": ["f2::1"]}
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_run_goes_on_where_it_was_ended(checkout: Path, tmp_path: Path) -> None:
+    """Also by the system, twice within one case; each shard runs its own cases, once."""
+    folder = tmp_path / "results"
+    options = ["--resume", str(folder), "--seconds", "60", "--cases"]
+    with (checkout / "test" / "integration" / "nkilib" / "test_small.py").open("a") as file:
+        file.write(ENDS)
+    shard = ["_right|_wrong|_z_ends", "--shard", "1/2", "--json"]
+    for chosen in (shard[:1], shard):
+        assert run_script(checkout, *options, *chosen).returncode == 1
+    files = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    assert len(files) == 3
+    begun = [held for held in map(json.loads, map(Path.read_text, files)) if "result" not in held]
+    assert [(held["case"].rpartition("::")[2], held["begun"]) for held in begun] == [
+        ("test_z_ends_the_run", 2)
+    ]
+    assert {held["target"] for held in begun} == {"trn2"}
+    part = run_script(checkout, *options, *shard).stdout
+    assert "\n2 of 10 cases for trn2, 2 of them kept\n" in part
+    numbers = json.loads(part.splitlines()[-1])
+    assert [numbers[name] for name in ("passed", "failed", "no verdict: killed")] == [1, 0, 1]
+    assert files == {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+    page = importlib.import_module("report_folder").page
+    newest = importlib.import_module("state").newest
+    text = page(newest(folder))
+    assert "3 cases, seed 0, commit unknown, trnx " in text
+    assert "| test/integration/nkilib | 1 | 1 | 0 | 0 | 0 | 1 | 0 |" in text
+    assert "* failed: `test_small.py::test_wrong` (seed 0): AssertionError" in text
+
+
+@pytest.mark.usefixtures("scripts")
+def test_kept_results_are_those_of_the_same_conditions(tmp_path: Path) -> None:
+    state = importlib.import_module("state")
+    held = {"commit": "", "suite": "a", "target": "trn2", "seed": 0, "trnx": "1 a"}
+    kept = state.State(tmp_path, state.Conditions(**held))
+    passed = {"case": "f.py::test", "status": "passed", "message": ""}
+    kept.begin("f.py::test")
+    assert kept.result("f.py::test") is None
+    kept.keep(passed)
+    assert kept.result("f.py::test") == passed
+    assert kept.result("f.py::test2") is None
+    for change in ({"suite": "b"}, {"target": "trn3"}, {"seed": 1}, {"trnx": "1 b"}):
+        other = state.State(tmp_path, state.Conditions(**held | change))
+        assert other.result("f.py::test") is None
+        other.keep({**passed, "status": "failed"})
+    # The last one differs in trnx alone: it takes the place of the first.
+    found = [(entry["suite"], entry["trnx"]) for entry in state.newest(tmp_path)]
+    assert sorted(found) == [("a", "1 a"), ("a", "1 a"), ("a", "1 b"), ("b", "1 a")]
+    newest = {(one["suite"], one["target"], one["seed"]): one for one in state.newest(tmp_path)}
+    assert newest["a", "trn2", 0]["trnx"] == "1 b"
+
+
+@pytest.mark.usefixtures("scripts")
+def test_each_folder_has_its_share_and_shards_share_all() -> None:
+    sampling = importlib.import_module("sampling")
+    cases = {f"a/{i}": [f"a/{i}::{j}" for j in range(60)] for i in range(3)}
+    cases["b/0"] = [f"b/0::{j}" for j in range(9)]
+    cases["c/0"] = [f"c/0::{j}" for j in range(40)]
+
+    def folders(chosen: dict[str, list[str]]) -> Counter[str]:
+        listed = [case for own in chosen.values() for case in own]
+        assert len(set(listed)) == len(listed)
+        return Counter(map(sampling.folder_of, listed))
+
+    few = sampling.sample(cases, 10, 7, each=15)
+    assert set(few) == set(cases)
+    assert folders(few) == {"a": 15, "b": 9, "c": 15}
+    assert few == sampling.select(cases, "", 10, 7, each=15)
+    more = folders(sampling.sample(cases, 100, 7, each=15))
+    assert more.total() == 100
+    assert min(more["a"], more["c"]) >= 15
+    shards = [sampling.shard(cases, part, 4) for part in range(1, 5)]
+    assert sorted(case for own in shards for listed in own.values() for case in listed) == sorted(
+        case for listed in cases.values() for case in listed
+    )
+    assert all(folders(own)["a"] == 45 for own in shards)
 
 
 PATCH = """\
@@ -392,8 +492,9 @@ def test_rows_of_known_failures_are_complete() -> None:
         ({"status": "failed", "message": "MemoryError: ", "simulating": True}, "failed"),
         ({"status": "skipped", "message": "Skipped: inputs too large: 9 bytes"}, "memory"),
         ({"status": "skipped", "message": "Skipped: no mask"}, "skipped"),
-        ({"status": "timeout", "message": "more than 5 s", "began": False}, "time"),
-        ({"status": "timeout", "message": "more than 5 s", "began": True}, "failed"),
+        ({"status": "killed", "message": "the process ended with status -9"}, "killed"),
+        ({"status": "timeout", "message": "more than 5 s", "simulating": False}, "time"),
+        ({"status": "timeout", "message": "more than 5 s", "simulating": True}, "failed"),
     ],
 )
 def test_no_verdict_is_what_no_simulation_decides(result: dict[str, Any], status: str) -> None:

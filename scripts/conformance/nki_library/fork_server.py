@@ -2,7 +2,7 @@
 milliseconds, and what one case leaves behind, or a process that ends, is no other case's.
 
 The parent of the forks stays single-threaded. It talks to the driver through one connection, with
-JSON messages: `collected`, then the driver's plan, a record for each case, `done`.
+JSON messages: `collected`, then the driver's plan, `begun` and a record for each case, `done`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from typing import Any
 Record = dict[str, Any]
 # Bytes that a fork may have more than at its start when it begins another case.
 _MUCH = 1 << 30
+# The status of a case that a signal ended which no process gives itself: the system does, where
+# memory runs out.
+KILLED = "killed"
 
 
 def is_out_of_memory(record: Record) -> bool:
     """True for a case that asked for more memory than it may have, or than there is."""
     said = f"{record['message']}{record.get('text', '')}"
+    if record["status"] == KILLED:
+        return True
     return record["status"] == "failed" and bool(
-        re.search(r"MemoryError|can't allocate memory|status -9", said)
+        re.search(r"MemoryError|can't allocate memory", said)
     )
 
 
@@ -151,6 +156,7 @@ class Server:
             return self._end(connection, fork)
         if "begun" in record:
             fork.begun = record["begun"]
+            send(self._driver, record)
         else:
             fork.finished.add(record["case"])
             self._tell(record)
@@ -173,8 +179,10 @@ class Server:
         case = fork.begun or fork.cases[0]
         if case in left:
             left.remove(case)
-            why = f"the process ended with status {os.waitstatus_to_exitcode(status)}"
-            self._tell({"case": case, "status": "failed", "message": why, "text": ""})
+            code = os.waitstatus_to_exitcode(status)
+            how = KILLED if code == -signal.SIGKILL else "failed"
+            why = f"the process ended with status {code}"
+            self._tell({"case": case, "status": how, "message": why, "text": ""})
         return left
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from fork_server import is_out_of_memory
+from fork_server import KILLED, is_out_of_memory
 from known_failures import known_failure
-from suite import TOO_LARGE, Collected
+from suite import NOT_FOR_TARGET, TOO_LARGE, Collected, file_of
 
 from trnx.simulator.findings import ALWAYS_WARNINGS
 
 BAR = 0.97
-NO_VERDICT = ("no verdict: memory", "no verdict: time")
-COLUMNS = ("passed", "failed", "known failure", *NO_VERDICT, "skipped", "not for trn2")
+NO_VERDICT = ("no verdict: memory", "no verdict: time", "no verdict: killed")
+COLUMNS = ("passed", "failed", "known failure", *NO_VERDICT, "skipped", NOT_FOR_TARGET)
 _PREFIX = "test/integration/nkilib/"
 
 
@@ -28,9 +28,11 @@ def status_of(result: dict[str, Any]) -> str:
         return "passed"
     if result["status"] == "skipped":
         return NO_VERDICT[0] if TOO_LARGE in result["message"] else "skipped"
+    if result["status"] == KILLED:
+        return NO_VERDICT[2]
     if is_out_of_memory(result) and not result.get("simulating", True):
         return NO_VERDICT[0]
-    if result["status"] == "timeout" and not result.get("began", True):
+    if result["status"] == "timeout" and not result.get("simulating", True):
         return NO_VERDICT[1]
     return "known failure" if known_failure(result["case"], result["message"]) else "failed"
 
@@ -48,12 +50,12 @@ def findings_of(result: dict[str, Any]) -> list[str]:
 
 def print_table(results: list[dict[str, Any]], found: Collected) -> Counter[str]:
     """A row for each file; the totals."""
-    files = sorted({result["case"].partition("::")[0] for result in results})
+    files = sorted({file_of(result["case"]) for result in results})
     print(f"{'file':62}" + "".join(f"{column:>20}" for column in COLUMNS))
     total: Counter[str] = Counter()
     for file in files:
         counts = Counter(status_of(r) for r in results if r["case"].startswith(f"{file}::"))
-        counts["not for trn2"] = sum(found.others.get(file, {}).values())
+        counts[NOT_FOR_TARGET] = sum(found.others.get(file, {}).values())
         total += counts
         print(f"{short_name(file):62}" + _cells(counts))
     print(f"{'total':62}" + _cells(total))

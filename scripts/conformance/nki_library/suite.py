@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 # Inputs of a case may have so many bytes; what the plugin writes for more.
 MAX_INPUT_BYTES = 2 << 30
 TOO_LARGE = "inputs too large"
+NOT_FOR_TARGET = "not for the target"
 # A fork keeps what the simulator knows about a file's kernels for as many cases.
 CASES_PER_FORK = 8
 
@@ -37,7 +38,7 @@ class Limits:
 
 @dataclass
 class Collected:
-    """The suite's cases: file -> cases for trn2, counts of others, files that do not import."""
+    """The suite's cases by file: those for the target, counts of others, errors of imports."""
 
     cases: dict[str, list[str]] = field(default_factory=dict)
     others: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -57,9 +58,12 @@ class Suite:
         cases: dict[str, list[str]],
         limits: Limits,
         jobs: int,
+        begin: Callable[[str], None],
         report: Callable[[Record], None],
     ) -> list[Record]:
-        """Run cases, given by file; `report` hears of each as it ends. Can be called once."""
+        """Run cases, given by file; `begin` and `report` hear of each as it begins and ends. Can be
+        called once.
+        """
         plan = {
             "chunks": _chunks(cases, jobs),
             "jobs": jobs,
@@ -69,6 +73,9 @@ class Suite:
         send(self._connection, plan)
         results: list[Record] = []
         while "done" not in (record := self._receive()):
+            if "begun" in record:
+                begin(record["begun"])
+                continue
             results.append(record)
             report(record)
         return results
@@ -81,8 +88,12 @@ class Suite:
 
 
 @contextmanager
-def start(copy: Path, folder: Path, files: str = "") -> Iterator[Suite]:
-    """Collect the suite's files whose path has a match of the regular expression `files`."""
+def start(
+    copy: Path, folder: Path, files: str = "", target: str = "trn2", seed: int = 0
+) -> Iterator[Suite]:
+    """Collect the suite's files whose path has a match of the regular expression `files`; the
+    inputs that cases draw at random come from `seed`.
+    """
     paths = (str(path.relative_to(copy)) for path in copy.glob("test/integration/**/test_*.py"))
     chosen = sorted(path for path in paths if re.search(files, path))
     if not chosen:
@@ -91,9 +102,9 @@ def start(copy: Path, folder: Path, files: str = "") -> Iterator[Suite]:
     ours, theirs = Pipe()
     with output.open("w") as printed:
         process = subprocess.Popen(
-            _command(copy, folder, chosen),
+            _command(copy, folder, target, chosen),
             cwd=copy,
-            env=_environment(copy, theirs),
+            env=_environment(copy, theirs, seed),
             stdout=printed,
             stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno()],
@@ -110,14 +121,15 @@ def start(copy: Path, folder: Path, files: str = "") -> Iterator[Suite]:
 def _collected(message: Record) -> Collected:
     found = Collected(errors=message["errors"])
     for case in message["cases"]:
-        found.cases.setdefault(_file(case), []).append(case)
+        found.cases.setdefault(file_of(case), []).append(case)
     for case, why in message["others"]:
-        counts = found.others.setdefault(_file(case), {})
+        counts = found.others.setdefault(file_of(case), {})
         counts[why] = counts.get(why, 0) + 1
     return found
 
 
-def _file(case: str) -> str:
+def file_of(case: str) -> str:
+    """The file of a case."""
     return case.partition("::")[0]
 
 
@@ -135,7 +147,7 @@ def _size(case: str) -> float:
     return sum(math.log(int(number)) for number in re.findall(r"[1-9]\d*", case.partition("[")[2]))
 
 
-def _environment(copy: Path, connection: Connection) -> dict[str, str]:
+def _environment(copy: Path, connection: Connection, seed: int) -> dict[str, str]:
     variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE), str(copy), str(copy / "src")]),
@@ -144,18 +156,19 @@ def _environment(copy: Path, connection: Connection) -> dict[str, str]:
         "NEURON_PYTHONHASHSEED": "0",
         "NKILIB_SIMULATION_RUN_ALL": "1",
         "NKI_LIBRARY_CONNECTION": str(connection.fileno()),
+        "NKI_LIBRARY_SEED": str(seed),
     }
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         variables.setdefault(name, "1")
     return variables
 
 
-def _command(copy: Path, folder: Path, targets: Iterable[str]) -> list[str]:
+def _command(copy: Path, folder: Path, target: str, files: Iterable[str]) -> list[str]:
     # Forks share what `--capture fd` writes to, but not what `sys` holds.
     return [
         sys.executable, "-m", "pytest", "-q", "-p", "worker", "-p", "no:cacheprovider",
         "-c", "test/pytest.ini", "--rootdir", str(copy), "--test-mode", "simulation",
-        "--platform-target", "trn2", "--output-directory", str(folder / "out"),
+        "--platform-target", target, "--output-directory", str(folder / "out"),
         "--force-local-cleanup", "--continue-on-collection-errors", "--tb", "short",
-        "--capture", "sys", *targets,
+        "--capture", "sys", *files,
     ]  # fmt: skip

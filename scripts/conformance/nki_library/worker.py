@@ -26,12 +26,16 @@ import pytest
 import torch
 from fork_server import Record, Server, receive, send
 from stand_ins import install_stand_ins
-from suite import MAX_INPUT_BYTES, TOO_LARGE
+from suite import MAX_INPUT_BYTES, NOT_FOR_TARGET, TOO_LARGE
 
 from trnx.simulator import install, install_cpu_simulator, simulate
 from trnx.simulator.errors import FindingWarning
 
-SEED = 0
+# Of the cases that the suite draws as its files are imported: with values from other seeds, its
+# generator of pairs may not end in minutes.
+CASES_SEED = 0
+# Of the inputs that a case draws.
+INPUTS_SEED = int(os.environ.get("NKI_LIBRARY_SEED", "0"))
 # A case's limit is in seconds of the processor; one that waits has as many times the limit.
 _PATIENCE = 4
 # Cases with these marks override the mode: they ask for the compiler. `trace_only` asks for its
@@ -115,18 +119,18 @@ _prepare()
 def pytest_collectstart(collector: Any) -> None:
     """Cases are drawn at random when a file is imported: each file gets the same start."""
     if isinstance(collector, pytest.Module):
-        _seed()
+        _seed(CASES_SEED)
 
 
-def _seed() -> None:
-    random.seed(SEED)
-    np.random.seed(SEED)
-    torch.manual_seed(SEED)
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def pytest_deselected(items: list[Any]) -> None:
     """Cases that are not for the platform."""
-    _collected["others"] += [(item.nodeid, "not for trn2") for item in items]
+    _collected["others"] += [(item.nodeid, NOT_FOR_TARGET) for item in items]
 
 
 @pytest.hookimpl(trylast=True)
@@ -181,7 +185,7 @@ def _run_case(item: Any, following: Any, limit: int, tell: Callable[[Record], No
 
     _current.clear()
     _current.update(case=item.nodeid, began=False, simulating=False, findings=[])
-    _seed()
+    _seed(INPUTS_SEED)
     signal.signal(signal.SIGPROF, time_out)
     signal.signal(signal.SIGALRM, time_out)
     clocks = time.perf_counter(), time.process_time()
