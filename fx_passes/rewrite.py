@@ -297,7 +297,26 @@ def _rewrite_cross_entropy(node: fx.Node) -> fx.Node | None:
     return loss if how == 0 else _insert(node, torch.squeeze, loss, 0)
 
 
+# ------------------------------------------------------------------------------------ dropout
+
+
+def _dropout_arguments(
+    input: Any, p: Any = 0.5, training: Any = True, inplace: Any = False
+) -> dict[str, Any]:
+    return locals()
+
+
+def _rewrite_dropout(node: fx.Node) -> fx.Node | None:
+    """Outside of training it gives its argument itself."""
+    a = _dropout_arguments(*node.args, **node.kwargs)
+    is_known = isinstance(a["p"], (int, float)) and 0 <= a["p"] <= 1
+    source = a["input"]
+    is_plain = plain_tensor(source) is not None and plain_tensor(node) is not None
+    return source if a["training"] is False and is_known and is_plain else None
+
+
 _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
+    F.dropout: _rewrite_dropout,
     F.scaled_dot_product_attention: _rewrite_attention,
     torch.rms_norm: _rewrite_rms_norm,
     F.rms_norm: _rewrite_rms_norm,

@@ -1,204 +1,28 @@
-"""GELU written out becomes one op: `aten.gelu` for its erf and tanh forms, `trnx::quick_gelu` for
-x * sigmoid(1.702 x), whatever the order of the factors and however the cube is written.
-
-The argument of erf, tanh or sigmoid is compared as a polynomial in x, the result as one in x and
-that function. Only where nothing else reads a value in between (a backward pass that saved it
-does). In half precision the one op rounds once where the ops that it stands for round up to eight
-times: its error against float64 is smaller than eager's, never larger. In float32 it is at most
-twice that for tanh and sigmoid; torch's own gelu in the erf form is six times as far off as the
-formula, which stays therefore. So does float64, because models write the constants in ten digits.
-"""
+"""GELU written out becomes one op: see `trnx.fx_passes.gelu`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, erase_unused, rule_run
-from trnx.fx_passes.nodes import arguments, aten, has_tensor, val
+from trnx.fx_passes.gelu import ATEN, find_gelu
 from trnx.fx_passes.passes import Pass
-from trnx.fx_passes.symbolic import same_numbers
-from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
-
-# (power of x, power of the function) -> coefficient
-_Polynomial = dict[tuple[int, int], float]
-
-_TANH = math.sqrt(2.0 / math.pi)
-_HALF_OF_BOTH: _Polynomial = {(1, 0): 0.5, (1, 1): 0.5}
-
-
-@dataclass(frozen=True)
-class _Form:
-    """A spelling: the function's argument, the result, and the op that it is."""
-
-    argument: Mapping[tuple[int, int], float]
-    result: Mapping[tuple[int, int], float]
-    target: Any
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
-
-
-_FORMS: dict[Any, _Form] = {
-    aten.tanh.default: _Form(
-        {(1, 0): _TANH, (3, 0): _TANH * 0.044715},
-        _HALF_OF_BOTH,
-        aten.gelu.default,
-        {"approximate": "tanh"},
-    ),
-    aten.erf.default: _Form(
-        {(1, 0): math.sqrt(0.5)},
-        _HALF_OF_BOTH,
-        aten.gelu.default,
-        dtypes=(torch.bfloat16, torch.float16),
-    ),
-    aten.sigmoid.default: _Form({(1, 0): 1.702}, {(1, 1): 1.0}, torch.ops.trnx.quick_gelu.default),
-}
-_ARITHMETIC = frozenset(
-    {
-        aten.add.Tensor,
-        aten.sub.Tensor,
-        aten.mul.Tensor,
-        aten.div.Tensor,
-        aten.neg.default,
-        aten.pow.Tensor_Scalar,
-    }
-)
-# Of the longest spelling: no polynomial of a GELU has more nodes, a higher degree, or more ops
-# between the function and the result.
-_MOST_NODES, _MOST_DEGREE, _MOST_STEPS = 12, 4, 4
-# Half of float32's unit in the last place is 6e-8.
-_TOLERANCE = 1e-8
-
-
-class _Expansion:
-    """Nodes as polynomials in `x` and `function`; `inside` are the nodes that were expanded."""
-
-    def __init__(self, x: fx.Node, function: fx.Node) -> None:
-        self._leaves = {function: (0, 1), x: (1, 0)}
-        self._x = x
-        self.inside: set[fx.Node] = {function}
-
-    def of(self, value: Any) -> _Polynomial | None:
-        """`value` as a polynomial, or None."""
-        if isinstance(value, int | float):
-            return {(0, 0): float(value)}
-        if value in self._leaves:
-            return {self._leaves[value]: 1.0}
-        if not _is_arithmetic(value, self._x) or len(self.inside) > _MOST_NODES:
-            return None
-        self.inside.add(value)
-        return self._call(value.target, arguments(value))
-
-    def _call(self, target: Any, args: tuple[Any, ...]) -> _Polynomial | None:
-        first = self.of(args[0])
-        if first is None:
-            return None
-        if target is aten.neg.default:
-            return _product(first, {(0, 0): -1.0})
-        if not isinstance(args[1], fx.Node | int | float):
-            return None
-        if target is aten.pow.Tensor_Scalar:
-            return _power(first, args[1])
-        second = self.of(args[1])
-        if second is None:
-            return None
-        if target is aten.mul.Tensor:
-            return _product(first, second)
-        if target is aten.div.Tensor:
-            divisor = second.get((0, 0), 0.0)
-            known = divisor != 0.0 and len(second) == 1
-            return _product(first, {(0, 0): 1.0 / divisor}) if known else None
-        return _sum(first, second, -1.0 if target is aten.sub.Tensor else 1.0)
-
-
-def _is_arithmetic(node: Any, x: fx.Node) -> bool:
-    """True for arithmetic on values of the shape and dtype of `x`."""
-    if not has_tensor(node) or node.target not in _ARITHMETIC or node.kwargs:
-        return False
-    return val(node).dtype == val(x).dtype and same_numbers(val(node).shape, val(x).shape)
-
-
-def _sum(a: _Polynomial, b: _Polynomial, sign: float) -> _Polynomial:
-    return {key: a.get(key, 0.0) + sign * b.get(key, 0.0) for key in a | b}
-
-
-def _product(a: _Polynomial, b: _Polynomial) -> _Polynomial | None:
-    result: _Polynomial = {}
-    for (i, j), left in a.items():
-        for (k, m), right in b.items():
-            if i + k + j + m > _MOST_DEGREE:
-                return None
-            result[i + k, j + m] = result.get((i + k, j + m), 0.0) + left * right
-    return result
-
-
-def _power(base: _Polynomial, exponent: Any) -> _Polynomial | None:
-    if exponent not in (1, 2, 3):
-        return None
-    result: _Polynomial | None = {(0, 0): 1.0}
-    for _ in range(int(exponent)):
-        result = None if result is None else _product(result, base)
-    return result
-
-
-def _equal(a: _Polynomial | None, b: Mapping[tuple[int, int], float]) -> bool:
-    if a is None:
-        return False
-    return all(math.isclose(a.get(k, 0.0), b.get(k, 0.0), rel_tol=_TOLERANCE) for k in {**a, **b})
-
-
-def _candidates(function: fx.Node) -> Iterator[fx.Node]:
-    """What x may be: the values that the argument is computed from by arithmetic, nearest first."""
-    queue = [n for n in function.all_input_nodes if has_tensor(n)]
-    seen = dict.fromkeys(queue)
-    while queue and len(seen) <= 2 * _MOST_NODES:
-        node = queue.pop(0)
-        yield node
-        if node.target in _ARITHMETIC:
-            new = [n for n in node.all_input_nodes if n not in seen and has_tensor(n)]
-            seen |= dict.fromkeys(new)
-            queue += new
-
-
-def _root(function: fx.Node, x: fx.Node, form: _Form) -> fx.Node | None:
-    """The node that is the GELU of `x` by `function`, where all in between is its own."""
-    expansion = _Expansion(x, function)
-    if not _equal(expansion.of(function.args[0]), form.argument):
-        return None
-    root = function
-    for _ in range(_MOST_STEPS):
-        if len(root.users) != 1:
-            return None
-        root = next(iter(root.users))
-        result = expansion.of(root)
-        if _equal(result, form.result):
-            inner = expansion.inside - {root}
-            return root if all(u in expansion.inside for n in inner for u in n.users) else None
-    return None
 
 
 def _name(function: fx.Node) -> fx.Node | None:
     """Put the op in the place of the whole; the function itself is dead then."""
-    form = _FORMS[function.target]
-    if not has_tensor(function) or val(function).dtype not in form.dtypes:
-        return None
-    for x in _candidates(function):
-        root = _root(function, x, form)
-        if root is not None:
-            new = call_if_same(root, form.target, (x,), dict(form.kwargs))
-            if new is not None:
-                root.replace_all_uses_with(new)
-                erase_unused(root)
-            return None
+    found = find_gelu(ATEN, function)
+    if found is not None:
+        new = call_if_same(found.root, found.form.target, (found.x,), dict(found.form.kwargs))
+        if new is not None:
+            found.root.replace_all_uses_with(new)
+            erase_unused(found.root)
     return None
 
 
-_RULES: dict[Any, Rule] = dict.fromkeys(_FORMS, _name)
+_RULES: dict[Any, Rule] = dict.fromkeys(ATEN.functions, _name)
 
 NAME_GELU = Pass(
     "name_gelu",

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from trnx.backend.pipeline import BEFORE_AUTOGRAD
 from trnx.fx_passes.canonicalise import canonicalise
+from trnx.fx_passes.passes import run_passes
 
 aten = torch.ops.aten
 Spelling = Callable[[torch.Tensor], torch.Tensor]
@@ -136,3 +138,58 @@ def test_a_value_that_backward_saved_keeps_the_ops() -> None:
 
 def test_no_elements() -> None:
     assert _targets(QUICK["quick"], torch.empty(0, 4)) == [torch.ops.trnx.quick_gelu.default]
+
+
+# ---------------------------------------------------------------------------- in Dynamo's graph
+
+
+def _before_autograd(function: Callable[..., object], *args: torch.Tensor) -> list[object]:
+    """What Dynamo's graph calls after the passes before AOTAutograd."""
+    seen: list[object] = []
+
+    def backend(gm: fx.GraphModule, _: object) -> Callable[..., object]:
+        gm = run_passes(gm, BEFORE_AUTOGRAD)
+        seen.extend(n.target for n in gm.graph.nodes if n.op == "call_function")
+        return gm
+
+    torch._dynamo.reset()
+    got = torch.compile(function, backend=backend, dynamic=False)(*args)
+    torch.testing.assert_close(got, function(*args), rtol=2e-2, atol=1e-3)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "dtype"), RECOGNISED)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_every_spelling_is_one_op_in_inference(
+    name: str, dtype: torch.dtype, is_turned: bool
+) -> None:
+    wanted = torch.ops.trnx.quick_gelu.default if name in QUICK else aten.gelu.default
+    x = torch.randn(3, 5).to(dtype)
+    x = x.t() if is_turned else x
+    assert _before_autograd(ALL[name], x) == [wanted]
+
+
+def test_what_autograd_follows_stays() -> None:
+    """The gradients of the ops are theirs, not those of GELU."""
+    x = torch.randn(3, 5, requires_grad=True)
+    assert torch.tanh in _before_autograd(TANH["gelu_new"], x)
+    with torch.no_grad():
+        assert _before_autograd(TANH["gelu_new"], x) == [aten.gelu.default]
+
+
+def test_x_is_not_written_to_in_between() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 0
+        inner = torch.tanh(math.sqrt(2.0 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0)))
+        y.mul_(2.0)
+        return 0.5 * y * (1.0 + inner)
+
+    assert torch.tanh in _before_autograd(function, torch.randn(3, 5))
+
+
+def test_a_value_in_between_that_is_read_stays() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inner = torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)))
+        return 0.5 * x * (1.0 + inner), inner
+
+    assert torch.tanh in _before_autograd(function, torch.randn(3, 5))

@@ -197,3 +197,23 @@ def test_other_sizes_need_no_new_graph(trnx: Any) -> None:
         trnx.compare(compiled(q, k, v), F.scaled_dot_product_attention(q, k, v))
 
     assert len(seen.plans) == 1
+
+
+def test_dropout_outside_of_training_is_its_argument(check: Any) -> None:
+    x = torch.randn(4, 6)
+
+    def identity(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        F.dropout(y, 0.4, training=False).add_(1)  # writes to y
+        return F.dropout(y, training=False, inplace=True)
+
+    seen = check(identity, x)
+    assert not any("dropout" in str(target) for target in seen.targets())
+
+
+def test_dropout_of_an_input_is_that_input() -> None:
+    x = torch.randn(4, 6)
+    got = torch.compile(lambda x: F.dropout(x, 0.1, False), backend="trnx")(x)
+    assert got.data_ptr() == x.data_ptr()
+    with pytest.raises(Exception, match="dropout probability"):
+        torch.compile(lambda x: F.dropout(x, 1.5, False), backend="trnx")(x)
