@@ -14,18 +14,7 @@ from trnx.fx_passes.canonicalise._rules import erase_unused
 from trnx.fx_passes.gelu import PYTHON, Gelu, find_gelu
 from trnx.fx_passes.metadata import EXAMPLE_VALUE, insert_call
 from trnx.fx_passes.passes import Pass
-from trnx.fx_passes.rewrite import is_transformed, plain_tensor
-
-
-def _run(gm: fx.GraphModule) -> fx.GraphModule:
-    for module in gm.modules():
-        if isinstance(module, fx.GraphModule) and not is_transformed(module.graph):
-            _name_all(module.graph)
-            module.recompile()
-    return gm
-
-
-NAME_PYTHON_GELU = Pass("name_python_gelu", _run)
+from trnx.fx_passes.rewrite import on_each_graph, plain_tensor
 
 
 def _name_all(graph: fx.Graph) -> None:
@@ -56,3 +45,6 @@ def _name(found: Gelu) -> None:
         erase_unused(root)
     else:
         root.graph.erase_node(new)
+
+
+NAME_PYTHON_GELU = Pass("name_python_gelu", on_each_graph(_name_all))

@@ -31,15 +31,19 @@ from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: o
 COMPUTED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-def _run(gm: fx.GraphModule) -> fx.GraphModule:
-    for module in gm.modules():
-        if isinstance(module, fx.GraphModule) and not is_transformed(module.graph):
-            _rewrite_graph(module.graph)
-            module.recompile()
-    return gm
+def on_each_graph(
+    rewrite: Callable[[fx.Graph], None],
+) -> Callable[[fx.GraphModule], fx.GraphModule]:
+    """What a pass runs that rewrites Dynamo's graph and those of its branches."""
 
+    def run(gm: fx.GraphModule) -> fx.GraphModule:
+        for module in gm.modules():
+            if isinstance(module, fx.GraphModule) and not is_transformed(module.graph):
+                rewrite(module.graph)
+                module.recompile()
+        return gm
 
-REWRITE_COMPOSITES = Pass("rewrite_composites", _run, ensures=("composites_whole",))
+    return run
 
 
 def is_transformed(graph: fx.Graph) -> bool:
@@ -322,3 +326,7 @@ _RULES: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     F.rms_norm: _rewrite_rms_norm,
     F.cross_entropy: _rewrite_cross_entropy,
 }
+
+REWRITE_COMPOSITES = Pass(
+    "rewrite_composites", on_each_graph(_rewrite_graph), ensures=("composites_whole",)
+)

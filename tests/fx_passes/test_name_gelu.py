@@ -154,7 +154,9 @@ def _before_autograd(function: Callable[..., object], *args: torch.Tensor) -> li
 
     torch._dynamo.reset()
     got = torch.compile(function, backend=backend, dynamic=False)(*args)
-    torch.testing.assert_close(got, function(*args), rtol=2e-2, atol=1e-3)
+    # The one op rounds once: it is nearer to float32 than eager in half precision.
+    expected = function(*(arg.float() for arg in args))
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-3, check_dtype=False)
     return seen
 
 
@@ -164,7 +166,7 @@ def test_every_spelling_is_one_op_in_inference(
     name: str, dtype: torch.dtype, is_turned: bool
 ) -> None:
     wanted = torch.ops.trnx.quick_gelu.default if name in QUICK else aten.gelu.default
-    x = torch.randn(3, 5).to(dtype)
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
     x = x.t() if is_turned else x
     assert _before_autograd(ALL[name], x) == [wanted]
 
