@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.metadata import EXAMPLE_VALUE, VAL
+from trnx.fx_passes.metadata import EXAMPLE_VALUE, VAL, call_if_same, erase_unused
 from trnx.fx_passes.nodes import arguments, aten
 from trnx.fx_passes.symbolic import same_numbers
 from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
@@ -246,3 +246,12 @@ def _gelu_of(dialect: Dialect, function: fx.Node, x: fx.Node, form: Form) -> Gel
                 return Gelu(x, root, frozenset(expansion.inside), form)
             return None
     return None
+
+
+def name_gelu(dialect: Dialect, found: Gelu) -> None:
+    """Put the op in the place of the whole; the function itself is dead then."""
+    form, root = found.form, found.root
+    new = call_if_same(root, form.target, (found.x,), dict(form.kwargs), key=dialect.key)
+    if new is not None:
+        root.replace_all_uses_with(new)
+        erase_unused(root)

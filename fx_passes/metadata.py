@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from trnx.fx_passes.aliasing import same_layout
 from trnx.fx_passes.symbolic import depends_on_data, is_symbolic, number_key
 from trnx.nki_kernels.keys import key_of
 
@@ -153,3 +154,34 @@ def replace(old: fx.Node, new: fx.Node) -> None:
     """Let all users of `old` use `new`, and erase `old`."""
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
+
+
+def erase_unused(node: fx.Node) -> None:
+    """Erase `node`, which nothing uses, and what only it used."""
+    sources = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in sources:
+        if source.op == "call_function" and not source.users:
+            erase_unused(source)
+
+
+def call_if_same(
+    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any = None, *, key: str = VAL
+) -> fx.Node | None:
+    """A call in the place of `node`, where it gives a tensor of the same layout and dtype."""
+    value = fake_value(node, target, args, kwargs or {}, key)
+    known = node.meta.get(key)
+    if value is None or not isinstance(known, torch.Tensor) or not same_layout(value, known):
+        return None
+    return insert_call(node, target, args, kwargs, value=known, key=key)
+
+
+def fake_value(
+    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any, key: str = VAL
+) -> torch.Tensor | None:
+    """The fake result of a call, or None where the operator refuses the arguments."""
+    try:
+        value = fake_call(node.graph, target, args, kwargs, key)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
+    return value if isinstance(value, torch.Tensor) else None

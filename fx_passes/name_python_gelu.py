@@ -6,13 +6,9 @@ eight ops: a sixth of the ops of GPT-2. In training the ops stay: their gradient
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
-from trnx.fx_passes.aliasing import same_layout
-from trnx.fx_passes.canonicalise._rules import erase_unused
-from trnx.fx_passes.gelu import PYTHON, Gelu, find_gelu
-from trnx.fx_passes.metadata import EXAMPLE_VALUE, insert_call
+from trnx.fx_passes.gelu import PYTHON, Gelu, find_gelu, name_gelu
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.rewrite import on_each_graph, plain_tensor
 
@@ -22,7 +18,7 @@ def _name_all(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         found = find_gelu(PYTHON, node)
         if found is not None and _is_free(found, number):
-            _name(found)
+            name_gelu(PYTHON, found)
 
 
 def _is_free(found: Gelu, number: dict[fx.Node, int]) -> bool:
@@ -32,19 +28,6 @@ def _is_free(found: Gelu, number: dict[fx.Node, int]) -> bool:
     at = [number[node] for node in found.inside]
     follow = max(at) - min(at) + 1 == len(at)
     return value is not None and not value.requires_grad and follow
-
-
-def _name(found: Gelu) -> None:
-    root, known = found.root, found.root.meta[EXAMPLE_VALUE]
-    new = insert_call(
-        root, found.form.target, (found.x,), dict(found.form.kwargs), key=EXAMPLE_VALUE
-    )
-    value = new.meta[EXAMPLE_VALUE]
-    if isinstance(value, torch.Tensor) and same_layout(value, known):
-        root.replace_all_uses_with(new)
-        erase_unused(root)
-    else:
-        root.graph.erase_node(new)
 
 
 NAME_PYTHON_GELU = Pass("name_python_gelu", on_each_graph(_name_all))

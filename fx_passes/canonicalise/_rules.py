@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import fx
 
-from trnx.fx_passes.aliasing import Aliasing, same_layout
-from trnx.fx_passes.metadata import fake_call, insert_call, replace
+from trnx.fx_passes.aliasing import Aliasing
+from trnx.fx_passes.metadata import replace
 
 # A rule returns the node that replaces its argument, or None where the node stays.
 Rule = Callable[[fx.Node], fx.Node | None]
@@ -29,15 +28,6 @@ def rule_run(rules: Mapping[Any, Rule]) -> Callable[[fx.GraphModule], fx.GraphMo
     return run
 
 
-def erase_unused(node: fx.Node) -> None:
-    """Erase `node`, which nothing uses, and what only it used."""
-    sources = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in sources:
-        if source.op == "call_function" and not source.users:
-            erase_unused(source)
-
-
 def removal_run(source_of: Rule) -> Callable[[fx.GraphModule], fx.GraphModule]:
     """What a pass runs that lets users of a node read `source_of(node)`, an equal value, where
     aliasing allows.
@@ -53,25 +43,3 @@ def removal_run(source_of: Rule) -> Callable[[fx.GraphModule], fx.GraphModule]:
         return gm
 
     return run
-
-
-def call_if_same(
-    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any = None
-) -> fx.Node | None:
-    """A call in the place of `node`, where it gives a tensor of the same layout and dtype."""
-    value = fake_value(node, target, args, kwargs or {})
-    known = node.meta.get("val")
-    if value is None or not isinstance(known, torch.Tensor) or not same_layout(value, known):
-        return None
-    return insert_call(node, target, args, kwargs, value=known)
-
-
-def fake_value(
-    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Any
-) -> torch.Tensor | None:
-    """The fake result of a call, or None where the operator refuses the arguments."""
-    try:
-        value = fake_call(node.graph, target, args, kwargs, "val")
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return None
-    return value if isinstance(value, torch.Tensor) else None

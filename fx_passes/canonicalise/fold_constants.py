@@ -14,8 +14,7 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.aliasing import same_layout
-from trnx.fx_passes.canonicalise._rules import fake_value
-from trnx.fx_passes.metadata import real_values
+from trnx.fx_passes.metadata import fake_value, real_values
 from trnx.fx_passes.nodes import aten, has_tensor, is_mutation, is_pointwise, is_view, schema_of
 from trnx.fx_passes.numbers import number_tensor
 from trnx.fx_passes.passes import Pass

@@ -8,8 +8,7 @@ from __future__ import annotations
 from torch import fx
 
 from trnx.fx_passes.aliasing import same_layout
-from trnx.fx_passes.canonicalise._rules import fake_value
-from trnx.fx_passes.metadata import insert_call, replace
+from trnx.fx_passes.metadata import fake_value, insert_call, replace
 from trnx.fx_passes.nodes import arguments, aten, has_tensor, is_mutation, is_pointwise, is_random
 from trnx.fx_passes.passes import Pass
 

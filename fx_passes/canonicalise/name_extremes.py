@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import call_if_same
 from trnx.fx_passes.match import call_arguments
-from trnx.fx_passes.metadata import replace
+from trnx.fx_passes.metadata import call_if_same, replace
 from trnx.fx_passes.nodes import aten
 from trnx.fx_passes.passes import Pass
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_run
+from trnx.fx_passes.canonicalise._rules import Rule, rule_run
 from trnx.fx_passes.match import call_arguments
+from trnx.fx_passes.metadata import call_if_same
 from trnx.fx_passes.nodes import aten, val
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import is_symbolic

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import call_if_same
 from trnx.fx_passes.match import call_arguments
-from trnx.fx_passes.metadata import insert_call, replace
+from trnx.fx_passes.metadata import call_if_same, insert_call, replace
 from trnx.fx_passes.nodes import aten, has_tensor, schema_of, val
 from trnx.fx_passes.passes import Pass
 from trnx.nki_kernels.grouped_ops import GROUPED_BACKWARD, GROUPED_PRODUCTS

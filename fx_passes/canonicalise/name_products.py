@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import call_if_same, rule_run
+from trnx.fx_passes.canonicalise._rules import rule_run
 from trnx.fx_passes.match import call_arguments
-from trnx.fx_passes.metadata import insert_call
+from trnx.fx_passes.metadata import call_if_same, insert_call
 from trnx.fx_passes.nodes import arguments, aten, val
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import same_number, same_numbers

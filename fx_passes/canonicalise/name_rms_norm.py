@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, erase_unused, rule_run
+from trnx.fx_passes.canonicalise._rules import Rule, rule_run
+from trnx.fx_passes.metadata import call_if_same, erase_unused
 from trnx.fx_passes.nodes import aten, has_tensor, val
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import same_number

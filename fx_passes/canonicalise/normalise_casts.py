@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import call_if_same, rule_run
-from trnx.fx_passes.metadata import insert_call
+from trnx.fx_passes.canonicalise._rules import rule_run
+from trnx.fx_passes.metadata import call_if_same, insert_call
 from trnx.fx_passes.nodes import aten, val
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import is_symbolic

@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.canonicalise._overloads import ARITHMETIC, COMPARISONS
-from trnx.fx_passes.canonicalise._rules import Rule, call_if_same, rule_run
+from trnx.fx_passes.canonicalise._rules import Rule, rule_run
 from trnx.fx_passes.match import call_arguments
-from trnx.fx_passes.metadata import insert_call
+from trnx.fx_passes.metadata import call_if_same, insert_call
 from trnx.fx_passes.nodes import aten, val
 from trnx.fx_passes.passes import Pass
 

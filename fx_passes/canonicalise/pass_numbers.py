@@ -13,9 +13,8 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.canonicalise._overloads import ARITHMETIC, COMPARISONS
-from trnx.fx_passes.canonicalise._rules import call_if_same
 from trnx.fx_passes.match import call_arguments
-from trnx.fx_passes.metadata import fake_mode, insert_call, replace, without_guards
+from trnx.fx_passes.metadata import call_if_same, fake_mode, insert_call, replace, without_guards
 from trnx.fx_passes.nodes import aten, has_tensor, schema_of, val
 from trnx.fx_passes.numbers import number_tensor, run_time_numbers
 from trnx.fx_passes.passes import Pass

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.canonicalise._rules import call_if_same
 from trnx.fx_passes.match import call_arguments
-from trnx.fx_passes.metadata import replace
+from trnx.fx_passes.metadata import call_if_same, replace
 from trnx.fx_passes.nodes import aten, val
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import is_symbolic
