@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,11 @@ from trnx.simulator.frontend.subset import check_subset
 from trnx.simulator.hardware import hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
+
+# Tests share `launched.py`.
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.append(HERE)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from launched import launch_of, simulated, traced
 
-from trnx import simulator
 from trnx.nki_kernels import canonical_ops, registry
-from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
+from trnx.nki_kernels.spec import KernelSpec, Launch
 from trnx.simulator.hardware import hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.program.program import Program
 from trnx.simulator.timing.profile import Profile, profile_program
 
@@ -42,15 +41,8 @@ class Forward:
 
     spec: KernelSpec = registry.kernels()["sdpa"]
 
-    def bindings(self, values: dict[str, Any]) -> Bindings:
-        return Bindings(
-            {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-        )
-
     def launched(self, values: dict[str, Any], target: str = "trn2") -> Launch:
-        bindings = self.bindings(values)
-        assert self.spec.supports(bindings, hardware(target)) is None
-        return self.spec.launch(bindings, hardware(target))
+        return launch_of(self.spec, values, target)
 
     def kernel(self, values: dict[str, Any], target: str = "trn2") -> str:
         """The name of the kernel."""
@@ -59,19 +51,11 @@ class Forward:
     def run(
         self, values: dict[str, Any], target: str = "trn2"
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        launch = self.launched(values, target)
-        names = iter(launch.tensor_names)
-        arguments = [
-            values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments
-        ]
-        out, lse = simulator.simulate(launch.kernel, target=target)(*arguments)
+        out, lse = simulated(self.spec, values, target)
         return out, lse
 
     def traced(self, values: dict[str, Any], target: str = "trn2") -> Program:
-        launch = self.launched(values, target)
-        program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
-        assert isinstance(program, Program)
-        return program
+        return traced(self.spec, values, target)
 
     def profile(self, values: dict[str, Any], target: str = "trn2") -> Profile:
         """The prediction, as models have it."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from launched import bindings
 
 from trnx.nki_kernels import canonical_ops
 from trnx.nki_kernels.kernels.attention._host import make_inputs
@@ -123,7 +124,7 @@ def test_where_it_is_chosen(
 def test_keys_are_loaded_once_and_fit(forward: Any, target: str) -> None:
     values = make_inputs(generator(), 2, 32, 4, 8200, 128, sources=1, dtype=torch.bfloat16)
     program = forward.traced(values, target)
-    assert program.hbm_bytes == forward.spec.cost(forward.bindings(values)).hbm_bytes
+    assert program.hbm_bytes == forward.spec.cost(bindings(values)).hbm_bytes
     assert program.peak_sbuf_bytes <= hardware(target).sbuf_partition_bytes
     assert program.peak_psum_bytes <= hardware(target).psum_partition_bytes
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from launched import simulated
 
-from trnx import simulator
 from trnx.nki_kernels import canonical_ops, registry
 from trnx.nki_kernels.kernels.attention._host import make_inputs
-from trnx.nki_kernels.spec import Bindings
-from trnx.simulator.hardware import hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
 
+FORWARD, BACKWARD = (registry.kernels()[name] for name in ("sdpa", "sdpa_backward"))
 F32, BF16 = torch.float32, torch.bfloat16
 TOLERANCES = {F32: (2e-5, 1e-5), BF16: (1.6e-2, 3e-2)}
 NUMBERS = [math.inf, -math.inf, math.nan]
@@ -29,30 +27,16 @@ def inputs(length: int, dtype: torch.dtype, width: int = 16, **options: Any) -> 
     return make_inputs(generator, *sizes, dtype=dtype, **{"causal": True} | options)
 
 
-def launched(name: str, values: dict[str, Any], target: str) -> Results:
-    """The results of a kernel, simulated."""
-    spec = registry.kernels()[name]
-    bound = Bindings(
-        {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    )
-    assert spec.supports(bound, hardware(target)) is None
-    launch = spec.launch(bound, hardware(target))
-    names = iter(launch.tensor_names)
-    arguments = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
-    results: Results = simulator.simulate(launch.kernel, target=target)(*arguments)
-    return results
-
-
 def assert_as_eager(values: dict[str, Any], target: str = "trn2", backward: bool = True) -> Results:
     """Both passes; gives the results of the forward one."""
     wanted = canonical_ops.sdpa(**values)
-    results = launched("sdpa", values, target)
+    results = simulated(FORWARD, values, target)
     compare(results, wanted)
     if backward:
         grad = torch.randn(wanted[0].shape, generator=torch.Generator().manual_seed(6))
         more = {"grad_out": grad.to(wanted[0].dtype), "out": wanted[0], "lse": wanted[1]}
         more = {**values, **more, "mask_grad": False}
-        gradients = launched("sdpa_backward", more, target)
+        gradients = simulated(BACKWARD, more, target)
         compare(gradients[:3], canonical_ops.sdpa_backward(**more)[:3])
     return results
 
@@ -100,7 +84,7 @@ def test_with_several_tiles_of_keys(dtype: torch.dtype) -> None:
 def test_long_attention(length: int, number: float) -> None:
     values = inputs(length, BF16, 64)
     values["k"][0, 0, length - 40] = number
-    out, lse = launched("sdpa", values, "trn2")
+    out, lse = simulated(FORWARD, values, "trn2")
     wanted, sums = canonical_ops.sdpa(**values)
     compare((out, lse.to(BF16)), (wanted, sums.to(BF16)))
     assert out[0, 0, : length - 40].isfinite().all()
@@ -110,7 +94,7 @@ def test_one_element_of_a_key() -> None:
     """Its scores are infinite, of either sign."""
     values = inputs(129, F32)
     values["k"][0, 0, 100, 3] = math.inf
-    out, lse = launched("sdpa", values, "trn2")
+    out, lse = simulated(FORWARD, values, "trn2")
     wanted, sums = canonical_ops.sdpa(**values)
     compare((out, lse[..., :100]), (wanted, sums[..., :100]))
     assert out[0, 0, :100].isfinite().all()
@@ -120,7 +104,7 @@ def test_a_scale_of_zero() -> None:
     """All keys that a query sees have the same weight."""
     values = inputs(129, F32) | {"scale": 0.0}
     values["k"][0, 0, 100] = math.inf
-    out, _ = launched("sdpa", values, "trn2")
+    out, _ = simulated(FORWARD, values, "trn2")
     means = values["v"].cumsum(2) / torch.arange(1, 130)[:, None]
     torch.testing.assert_close(out[0, 0, :100], means[0, 0, :100], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out[0, 1], means[0, 1], rtol=1e-5, atol=1e-5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from launched import bindings
 
 from trnx.nki_kernels import canonical_ops
 from trnx.nki_kernels.kernels.attention._host import make_inputs
@@ -229,9 +230,7 @@ def test_where_it_is_chosen(
 def test_keys_are_loaded_once_and_fit(forward: Any, width: int, dtype: torch.dtype) -> None:
     values = make_inputs(generator(), 2, 4, 512, 8192, width, sources=2, dtype=dtype)
     program = forward.traced(values)
-    assert (
-        forward.profile(values).hbm_bytes == forward.spec.cost(forward.bindings(values)).hbm_bytes
-    )
+    assert forward.profile(values).hbm_bytes == forward.spec.cost(bindings(values)).hbm_bytes
     assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
     assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
 

@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from launched import launch_of, simulated, traced
 
-from trnx import simulator
 from trnx.nki_kernels import canonical_ops, registry
 from trnx.nki_kernels.kernels.attention._host import make_inputs
-from trnx.nki_kernels.spec import Bindings, Launch
 from trnx.simulator.hardware import hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
-from trnx.simulator.program.program import Program
 from trnx.simulator.timing.profile import predicted_seconds
 
 BACKWARD = registry.kernels()["sdpa_backward"]
@@ -41,32 +38,13 @@ def unsaved(*shape: int, **options: Any) -> dict[str, Any]:
     return values | {"grad_out": out, "out": out, "lse": lse, "mask_grad": False}
 
 
-def launched(values: dict[str, Any], target: str) -> Launch:
-    bindings = Bindings(
-        {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    )
-    assert BACKWARD.supports(bindings, hardware(target)) is None
-    return BACKWARD.launch(bindings, hardware(target))
-
-
 def is_long(values: dict[str, Any], target: str) -> bool:
-    return bool(launched(values, target).kernel.__name__ == "long_backward_kernel")
+    return bool(launch_of(BACKWARD, values, target).kernel.__name__ == "long_backward_kernel")
 
 
 def gradients(values: dict[str, Any], target: str = "trn2") -> tuple[torch.Tensor, ...]:
     assert is_long(values, target)
-    launch = launched(values, target)
-    names = iter(launch.tensor_names)
-    arguments = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
-    results: tuple[torch.Tensor, ...] = simulator.simulate(launch.kernel, target=target)(*arguments)
-    return results
-
-
-def traced(values: dict[str, Any], target: str = "trn2") -> Program:
-    launch = launched(values, target)
-    program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
-    assert isinstance(program, Program)
-    return program
+    return simulated(BACKWARD, values, target)
 
 
 def exact(values: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -174,7 +152,7 @@ def test_padding(causal: bool, window: int, target: str) -> None:
 
 def test_padding_fits() -> None:
     values = unsaved(1, 2, 8192, 8192, 128, causal=True, mask="keys")
-    program = traced(values)
+    program = traced(BACKWARD, values)
     assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
 
 
@@ -215,14 +193,14 @@ def test_where_it_is_chosen(change: dict[str, Any], target: str, chosen: bool) -
 
 @pytest.mark.parametrize("length", [4096, 8192])
 def test_it_fits(length: int) -> None:
-    program = traced(unsaved(1, 2, length, length, 128, sources=1, causal=True))
+    program = traced(BACKWARD, unsaved(1, 2, length, length, 128, sources=1, causal=True))
     assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
     assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
 
 
 def test_tensor_engine_is_busy() -> None:
     """At least 55 % of its peak in the five products, predicted."""
-    program = traced(unsaved(1, 4, 2048, 2048, 128, causal=True))
+    program = traced(BACKWARD, unsaved(1, 4, 2048, 2048, 128, causal=True))
     flops = 10 * 4 * 2048 * 2048 / 2 * 128
     seconds = predicted_seconds(program, hardware("trn2"))
     assert flops / seconds >= 0.55 * hardware("trn2").peak_bf16_flops

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from launched import bindings, simulated, traced
 
-from trnx import simulator
 from trnx.nki_kernels import canonical_ops, registry
 from trnx.nki_kernels.kernels.attention._host import make_inputs
-from trnx.nki_kernels.spec import Bindings, KernelSpec
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
-from trnx.simulator.program.program import Program
 
 FORWARD = registry.kernels()["sdpa"]
 BACKWARD = registry.kernels()["sdpa_backward"]
@@ -43,29 +40,6 @@ TOLERANCES = {torch.float32: (2e-5, 4e-6), torch.bfloat16: (1.6e-2, 2e-2)}
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
-
-
-def bindings(values: dict[str, Any]) -> Bindings:
-    return Bindings(
-        {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    )
-
-
-def simulated(spec: KernelSpec, values: dict[str, Any], target: str) -> tuple[torch.Tensor, ...]:
-    b, hw = bindings(values), hardware(target)
-    assert spec.supports(b, hw) is None
-    launch = spec.launch(b, hw)
-    names = iter(launch.tensor_names)
-    arguments = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
-    results: tuple[torch.Tensor, ...] = simulator.simulate(launch.kernel, target=target)(*arguments)
-    return results
-
-
-def traced(spec: KernelSpec, values: dict[str, Any], target: str = "trn2") -> Program:
-    launch = spec.launch(bindings(values), hardware(target))
-    program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
-    assert isinstance(program, Program)
-    return program
 
 
 def composite(values: dict[str, Any]) -> torch.Tensor:

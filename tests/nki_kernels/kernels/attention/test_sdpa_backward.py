@@ -6,26 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from launched import bindings, simulated, traced
 
-from trnx import simulator
 from trnx.nki_kernels import canonical_ops, registry
 from trnx.nki_kernels.kernels.attention._host import make_inputs
-from trnx.nki_kernels.spec import Bindings, Launch
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
 
 BACKWARD = registry.kernels()["sdpa_backward"]
 
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(5)
-
-
-def bindings(values: dict[str, Any]) -> Bindings:
-    return Bindings(
-        {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    )
 
 
 def inputs(*shape: int, mask: torch.Tensor | None = None, **more: Any) -> dict[str, Any]:
@@ -37,17 +29,8 @@ def inputs(*shape: int, mask: torch.Tensor | None = None, **more: Any) -> dict[s
     return {**values, "grad_out": grad, "out": out, "lse": lse, "mask_grad": mask_grad}
 
 
-def launch_of(values: dict[str, Any], target: str = "trn2") -> Launch:
-    b = bindings(values)
-    assert BACKWARD.supports(b, hardware(target)) is None
-    return BACKWARD.launch(b, hardware(target))
-
-
 def assert_equals_reference(values: dict[str, Any]) -> None:
-    launch = launch_of(values)
-    names = iter(launch.tensor_names)
-    arguments = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
-    results = simulator.simulate(launch.kernel, target="trn2")(*arguments)
+    results = simulated(BACKWARD, values)
     expected = canonical_ops.sdpa_backward(**values)
     for result, wanted in zip(results, expected, strict=True):
         rtol, atol = (1.6e-2, 3e-2) if wanted.dtype == torch.bfloat16 else (2e-5, 1e-5)
@@ -95,8 +78,7 @@ def test_narrow_heads_are_padded() -> None:
 @pytest.mark.parametrize("target", ["trn1", "trn3"])
 def test_long_sequences_fit(target: str) -> None:
     for length, depth in ((128, 5000), (5000, 130)):
-        launch = launch_of(inputs(1, 1, length, depth, 128), target)
-        program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
+        program = traced(BACKWARD, inputs(1, 1, length, depth, 128), target)
         assert program.peak_sbuf_bytes <= hardware(target).sbuf_partition_bytes
         assert program.peak_psum_bytes <= hardware(target).psum_partition_bytes
 

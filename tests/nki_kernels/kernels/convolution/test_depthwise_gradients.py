@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from launched import launch_of, simulated, traced
 
 import trnx
-from trnx import simulator
 from trnx.nki_kernels import registry
-from trnx.nki_kernels.spec import Bindings, Launch
 from trnx.simulator.hardware import hardware
-from trnx.simulator.memory.tensor_spec import TensorSpec
-from trnx.simulator.program.program import Program
 from trnx.simulator.timing.profile import predicted_seconds
 
 SPEC = registry.kernels()["convolution_weight_gradient"]
@@ -50,24 +47,13 @@ def given(
     return tensors | dict(zip(names, how, strict=True))
 
 
-def launched(values: dict[str, Any], target: str) -> Launch:
-    bindings = Bindings(
-        {k: TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    )
-    assert SPEC.supports(bindings, hardware(target)) is None
-    return SPEC.launch(bindings, hardware(target))
-
-
 def run(values: dict[str, Any], target: str) -> torch.Tensor:
-    launch = launched(values, target)
-    names = iter(launch.tensor_names)
-    arguments = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
-    result: torch.Tensor = simulator.simulate(launch.kernel, target=target)(*arguments)
+    (result,) = simulated(SPEC, values, target)
     return result
 
 
 def by_strips(values: dict[str, Any], target: str) -> bool:
-    return launched(values, target).kernel.__name__ == "depthwise_gradient_kernel"
+    return launch_of(SPEC, values, target).kernel.__name__ == "depthwise_gradient_kernel"
 
 
 def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -140,10 +126,8 @@ def test_layers_of_image_models_take_little_more_than_their_loads(
 ) -> None:
     """Transposed position by position they took 377, 162, 83 and 649 us on trn2."""
     values = given((8, channels, size, size), (kernel, kernel), stride)
-    launch = launched(values, "trn2")
-    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
-    assert isinstance(program, Program)
-    assert launch.unknown_trips == 0
+    program = traced(SPEC, values)
+    assert launch_of(SPEC, values).unknown_trips == 0
     assert predicted_seconds(program, hardware("trn2"), 0) < microseconds * 1e-6
 
 
