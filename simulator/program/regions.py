@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -39,16 +40,14 @@ class Region:
         self.shape = shape
         self.strides = strides
         self.offset = offset
-        self.numel = math.prod(shape)
         size = dtype.itemsize
-        reach = sum([(n - 1) * step for n, step in zip(shape, strides, strict=True)])
-        self.low = offset * size
-        self.high = (offset + reach + 1) * size if self.numel else self.low
+        extent = _extent(shape, strides, size)
+        self.numel = extent.numel
+        self.low = low = offset * size
+        self.high = low + extent.nbytes
         # The largest distance between neighbours, in bytes: that of partitions for a tile.
-        self.pitch = max(
-            [step * size for n, step in zip(shape, strides, strict=True) if n > 1], default=0
-        )
-        self.box = self._box(self.pitch)
+        self.pitch = extent.pitch
+        self.box = _box_at(low, extent.pitch, extent.rows, extent.width)
 
     def is_same(self, other: Region) -> bool:
         """True where both have the same elements in the same order."""
@@ -95,46 +94,71 @@ class Region:
 
     def _box(self, pitch: int) -> Box | None:
         """The smallest box around it in memory of rows of `pitch` bytes; None across their ends."""
-        if not pitch:
-            return None
-        rows, width, size = 0, self.dtype.itemsize, self.dtype.itemsize
-        for n, step in zip(self.shape, self.strides, strict=True):
-            count, rest = divmod(step * size, pitch)
-            if rest:
-                width += (n - 1) * step * size
-            else:
-                rows += (n - 1) * count
-        row, column = divmod(self.low, pitch)
-        if column + width > pitch:
-            return None
-        return row, row + rows + 1, column, column + width
+        rows, width = _rows(self.shape, self.strides, self.dtype.itemsize, pitch)
+        return _box_at(self.low, pitch, rows, width)
 
     def through(self, target: Region, source: Region) -> Region | None:
         """Where the elements of this part of `target` came from, when `source`, a view of the same
         shape, was copied to it; None where that is no view, or where this is no part.
         """
-        if not self.dtype == target.dtype == source.dtype or self.memory != target.memory:
+        if not self.dtype is target.dtype is source.dtype or self.memory != target.memory:
+            return None
+        if not self.numel or self.low < target.low or self.high > target.high:
             return None
         axes = _nested_axes(target.shape, target.strides, source.strides)
-        if axes is None or self.low < target.low or not self.numel:
+        if axes is None:
             return None
+        way = _way(self.shape, self.strides, axes)
         first = _split(self.offset - target.offset, axes)
-        if first is None:
+        if way is None or first is None:
             return None
-        reached = list(first)
-        strides = []
-        for n, step in zip(self.shape, self.strides, strict=True):
-            steps = _split(step, axes)
-            if steps is None:
-                if n > 1:
-                    return None
-                steps = [0] * len(axes)
-            strides.append(sum([k * axis[2] for k, axis in zip(steps, axes, strict=True)]))
-            reached = [at + (n - 1) * k for at, k in zip(reached, steps, strict=True)]
-        if any(at >= axis[0] for at, axis in zip(reached, axes, strict=True)):
-            return None
-        offset = source.offset + sum([k * axis[2] for k, axis in zip(first, axes, strict=True)])
-        return Region(source.memory, source.dtype, self.shape, tuple(strides), offset)
+        offset = source.offset
+        for at, reach, (n, _, step) in zip(first, way.reach, axes, strict=True):
+            if at + reach >= n:
+                return None
+            offset += at * step
+        return Region(source.memory, source.dtype, self.shape, way.strides, offset)
+
+
+class _Extent(NamedTuple):
+    """What does not depend on where a region lies; rows and width, in bytes, are those of its box
+    in memory of rows of `pitch` bytes.
+    """
+
+    numel: int
+    nbytes: int
+    pitch: int
+    rows: int
+    width: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _extent(shape: Shape, strides: Shape, size: int) -> _Extent:
+    numel = math.prod(shape)
+    reach = sum([(n - 1) * step for n, step in zip(shape, strides, strict=True)])
+    pitch = max([step * size for n, step in zip(shape, strides, strict=True) if n > 1], default=0)
+    return _Extent(numel, (reach + 1) * size if numel else 0, pitch,
+                   *_rows(shape, strides, size, pitch))  # fmt: skip
+
+
+def _rows(shape: Shape, strides: Shape, size: int, pitch: int) -> tuple[int, int]:
+    """Rows of `pitch` bytes that a view reaches over, and bytes in a row."""
+    rows, width = 1, size
+    for n, step in zip(shape, strides, strict=True) if pitch else ():
+        count, rest = divmod(step * size, pitch)
+        if rest:
+            width += (n - 1) * step * size
+        else:
+            rows += (n - 1) * count
+    return rows, width
+
+
+def _box_at(low: int, pitch: int, rows: int, width: int) -> Box | None:
+    """Of what starts at the byte `low`; None where it lies across the ends of rows."""
+    if not pitch:
+        return None
+    row, column = divmod(low, pitch)
+    return None if column + width > pitch else (row, row + rows, column, column + width)
 
 
 # An axis of a copy: elements, distance of neighbours in the target and in the source.
@@ -172,6 +196,31 @@ def _split(distance: int, axes: tuple[_Axis, ...]) -> list[int] | None:
         count, distance = divmod(distance, step)
         steps.append(count)
     return None if distance else steps
+
+
+class _Way(NamedTuple):
+    """How a part of a copy's target lies in the source: its strides there, and how many steps it
+    reaches along each axis.
+    """
+
+    strides: Shape
+    reach: Shape
+
+
+@functools.lru_cache(maxsize=4096)
+def _way(shape: Shape, strides: Shape, axes: tuple[_Axis, ...]) -> _Way | None:
+    """None where a stride leads between the elements of the target."""
+    reach = [0] * len(axes)
+    found = []
+    for n, step in zip(shape, strides, strict=True):
+        steps = _split(step, axes)
+        if steps is None:
+            if n > 1:
+                return None
+            steps = [0] * len(axes)
+        found.append(sum([k * axis[2] for k, axis in zip(steps, axes, strict=True)]))
+        reach = [at + (n - 1) * k for at, k in zip(reach, steps, strict=True)]
+    return _Way(tuple(found), tuple(reach))
 
 
 def is_gapless(region: Region) -> bool:

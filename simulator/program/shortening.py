@@ -35,6 +35,9 @@ def shorten(
     """
     reader = EffectReader(slots, blank)
     merged = merge_products(steps, reader, inputs)
+    if merged is not steps:
+        # What brought the parts of the products on chip: most of the steps.
+        merged = drop_dead_steps(merged, reader)
     elided = elide_copies(merged, reader, inputs)
     placed = write_in_place(elided, reader, inputs)
     needed = drop_dead_steps(placed, reader)

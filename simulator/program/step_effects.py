@@ -39,6 +39,9 @@ PLAIN: tuple[type, ...] = (
     int, float, str, bytes, type(None), enum.Enum, np.ufunc, torch.dtype, torch.memory_format,
     Location, torch._ops.OpOverload,
 )  # fmt: skip
+# Types of what holds memory, and of functions that are not of Python.
+MEMORY = (torch.Tensor, np.ndarray)
+_NATIVE = (BuiltinFunctionType, torch._ops.OpOverload)
 # torch's matrix products with `out=`, and where their two factors are.
 PRODUCTS: Mapping[Any, tuple[int, int]] = {torch.mm: (0, 1), torch.addmm: (1, 2)}
 
@@ -199,7 +202,7 @@ class EffectReader:
         function, args, named = parts_of(step)
         regions: dict[int, Region] = {}
         for number, value in enumerate((*args, *named.values())):
-            if isinstance(value, torch.Tensor | np.ndarray):
+            if isinstance(value, MEMORY):
                 region = self._region(value)
                 if region is None:
                     return None
@@ -209,7 +212,7 @@ class EffectReader:
         owner = getattr(function, "__self__", None)
         if isinstance(function, BuiltinFunctionType) and isinstance(owner, torch.Tensor):
             return self._of_method(function, owner, regions)
-        if isinstance(function, BuiltinFunctionType | torch._ops.OpOverload) or (
+        if isinstance(function, _NATIVE) or (
             type(function) is FunctionType and function.__module__ == functions.__name__
         ):
             return self._of_function(function, regions, len(args), list(named))
@@ -288,7 +291,7 @@ def _memory_of(step: Step) -> Iterator[Any]:
     """The tensors and arrays that a step holds."""
     function, args, named = parts_of(step)
     for value in (getattr(function, "__self__", None), *args, *named.values()):
-        if isinstance(value, torch.Tensor | np.ndarray):
+        if isinstance(value, MEMORY):
             yield value
 
 
