@@ -25,6 +25,7 @@ from trnx.backend.torch_internals import (
     FUSED_MULTIPLY_ADD,
     core_decompositions,
     every_decomposition,
+    exported_decompositions,
     suggest_memory_format,
 )
 from trnx.fx_passes.match import pattern_targets
@@ -87,11 +88,27 @@ ROW_MAJOR = frozenset(
     }
 )
 
+# Torch has them with the composites, though they have kernels.
+_UPSAMPLES = (
+    aten.upsample_nearest1d.default,
+    aten.upsample_nearest2d.default,
+    aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default,
+)
 
-def decomposition_table(kernels: Iterable[Kernel]) -> dict[Any, Callable[..., Any]]:
-    """Operator overload -> decomposition, for these registered kernels."""
+
+def decomposition_table(
+    kernels: Iterable[Kernel], *, is_exported: bool = False
+) -> dict[Any, Callable[..., Any]]:
+    """Operator overload -> decomposition, for these registered kernels; for a graph of torch.export
+    with the composites."""
     kept = KEPT | pattern_targets(kernels)
-    every = core_decompositions() | NORM_DECOMPOSITIONS | FOREACH_DECOMPOSITIONS
+    core = exported_decompositions() if is_exported else core_decompositions()
+    rules = every_decomposition()
+    every = core | {op: rules[op] for op in _UPSAMPLES}
+    every |= NORM_DECOMPOSITIONS | FOREACH_DECOMPOSITIONS
     every |= {op: _row_major(every[op]) for op in ROW_MAJOR}
     every |= {
         aten.channel_shuffle.default: _channel_shuffle(every[aten.channel_shuffle.default]),

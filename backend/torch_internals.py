@@ -25,7 +25,11 @@ import torch._inductor.config
 import torch.autograd.forward_ad as forward_ad
 from torch import fx
 from torch._C._distributed_c10d import _resolve_process_group
-from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._decomp import (
+    _core_aten_decompositions_post_autograd,
+    core_aten_decompositions,
+    decomposition_table,
+)
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
@@ -231,14 +235,16 @@ def suggest_memory_format(x: torch.Tensor) -> torch.memory_format:
     return _suggest_memory_format(x)
 
 
-@functools.cache
-def _core_decompositions() -> dict[Any, Callable[..., Any]]:
-    return dict(core_aten_decompositions())
-
-
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator overload -> its decomposition to core ATen."""
-    return dict(_core_decompositions())
+    """Operator overload -> its decomposition to core ATen, without the composites that AOTAutograd
+    takes apart before it asks."""
+    return dict(_core_aten_decompositions_post_autograd())
+
+
+def exported_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operator overload -> its decomposition to core ATen, for the graphs of torch.export, which
+    have the composites. To list those takes a tenth of a second."""
+    return dict(core_aten_decompositions())
 
 
 def every_decomposition() -> dict[Any, Callable[..., Any]]:

@@ -198,11 +198,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if op in self._table:
-            with self:
-                decomposed = self._table[op](*args, **kwargs)
-            if decomposed is not NotImplemented:
-                return decomposed
+        with self:
+            # Composites come here where nobody records gradients.
+            rule = self._table.get(op, op.decompose)
+            decomposed = rule(*args, **kwargs)
+        if decomposed is not NotImplemented:
+            return decomposed
         result = op(*args, **kwargs)
         self._places[id(result)] = Place(False, len(self.calls))
         self.calls.append(_Call(op, self._placed(args), self._placed(kwargs), result))

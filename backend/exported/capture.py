@@ -49,7 +49,7 @@ def capture(
             warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)
             program = torch.export.export(model, args, dict(kwargs), strict=False)
             _name_composites(program.graph_module)
-            program = program.run_decompositions(decomposition_table(kernels()))
+            program = program.run_decompositions(decomposition_table(kernels(), is_exported=True))
     except Exception as error:
         raise ExportError(
             f"torch.export does not take {type(model).__name__}: {type(error).__name__}: {error}"
