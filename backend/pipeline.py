@@ -25,6 +25,7 @@ from trnx.fx_passes.functionalise_collectives import FUNCTIONALISE_COLLECTIVES
 from trnx.fx_passes.group_lists import GROUP_LISTS
 from trnx.fx_passes.mask_keys import MASK_KEYS
 from trnx.fx_passes.name_python_gelu import NAME_PYTHON_GELU
+from trnx.fx_passes.name_python_linear import NAME_PYTHON_LINEAR
 from trnx.fx_passes.partition import partition
 from trnx.fx_passes.passes import Pass, check_order, run_passes
 from trnx.fx_passes.region import FallbackEngine, Plan
@@ -38,6 +39,7 @@ from trnx.simulator.frontend.subset import keep_findings_in
 BEFORE_AUTOGRAD: tuple[Pass, ...] = (
     REWRITE_COMPOSITES,
     NAME_PYTHON_GELU,
+    NAME_PYTHON_LINEAR,
     EXPAND_INTERPOLATE,
     EXPAND_RECURRENT,
     FUNCTIONALISE_COLLECTIVES,

@@ -8,6 +8,7 @@
     trnx::cross_entropy(x, target, reduction, ignore_index) -> (loss, weight, top, total)
     trnx::cross_entropy_backward(grad, x, target, weight, top, total, reduction, ignore_index) -> dx
     trnx::quick_gelu(x) -> Tensor
+    trnx::linear(x, weight, bias, is_turned) -> Tensor
     trnx::grouped_mm(x, weight, offsets) -> Tensor, see `grouped_ops.py`
     trnx::grouped_mm_weight_gradient(x, grad, offsets) -> Tensor, the same
     trnx::recurrent, trnx::recurrent_backward: see `recurrent_ops.py`
@@ -35,8 +36,8 @@ maximum and the sum of exp(x - top), float32 (float64 for float64). The logits a
 backward pass reads besides: their log-softmax is never in memory. Two numbers, not one logarithm
 of a sum, because large logits would round it.
 
-Every op has a fake, an eager (any device) and, but for backward ops and quick_gelu, which is made
-after autograd, an autograd implementation.
+Every op has a fake, an eager (any device) and, but for backward ops, quick_gelu, which is made
+after autograd, and linear, which is made where autograd does not look, an autograd implementation.
 Importing this module registers the ops and does nothing else.
 """
 
@@ -506,3 +507,29 @@ def quick_gelu(x: torch.Tensor) -> torch.Tensor:
 @quick_gelu.register_fake
 def _quick_gelu_fake(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+# ---- linear
+
+
+@torch.library.custom_op(
+    "trnx::linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor? bias, bool is_turned) -> Tensor",
+)
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_turned: bool
+) -> torch.Tensor:
+    """x [..., K] times weight [N, K], or [K, N] where `is_turned`, plus bias [N]; dense."""
+    return F.linear(x, weight.t() if is_turned else weight, bias).contiguous()
+
+
+@linear.register_fake
+def _linear_fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_turned: bool
+) -> torch.Tensor:
+    rows, common = (1, 0) if is_turned else (0, 1)
+    torch._check(x.shape[-1] == weight.shape[common])
+    if bias is not None:
+        torch._check(bias.shape[0] == weight.shape[rows])
+    return x.new_empty((*x.shape[:-1], weight.shape[rows]))

@@ -1,16 +1,18 @@
-"""One matrix product: `mm` and `addmm` become `aten.linear`; batched ones `aten.bmm`.
+"""One matrix product: `mm`, `addmm` and `trnx::linear` become `aten.linear`, batched ones `bmm`.
 
     mm(a, t(w))                              linear(a, w)
     mm(a, b)                                 linear(a, transpose(b))
     addmm(bias, a, t(w))                     linear(a, w, bias)
     bmm(a, expand(w))                        linear(a, transpose(w)), of one matrix for all
     baddbmm(c, a, b)                         bmm(a, b) + c
+    trnx::linear(a, b, bias, is_turned=True) linear(a, transpose(b), bias)
 
 `addmm` and `baddbmm` with factors other than 1 (or 0 for what is added) stay as they are.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from trnx.fx_passes.canonicalise._rules import rule_run
@@ -19,6 +21,7 @@ from trnx.fx_passes.metadata import call_if_same, insert_call
 from trnx.fx_passes.nodes import arguments, aten, val
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import same_number, same_numbers
+from trnx.nki_kernels import canonical_ops  # noqa: F401  registers the trnx:: ops
 
 
 def _weight(node: fx.Node, b: fx.Node) -> fx.Node:
@@ -73,6 +76,13 @@ def _baddbmm(node: fx.Node) -> fx.Node | None:
     return call_if_same(node, aten.add.Tensor, (product, added))
 
 
+def _linear(node: fx.Node) -> fx.Node:
+    x, weight, bias, is_turned = node.args
+    assert isinstance(weight, fx.Node)
+    weight = _weight(node, weight) if is_turned else weight
+    return insert_call(node, aten.linear.default, (x, weight, bias), value=val(node))
+
+
 NAME_PRODUCTS = Pass(
     "name_products",
     rule_run(
@@ -81,6 +91,7 @@ NAME_PRODUCTS = Pass(
             aten.addmm.default: _addmm,
             aten.bmm.default: _bmm,
             aten.baddbmm.default: _baddbmm,
+            torch.ops.trnx.linear.default: _linear,
         }
     ),
     requires=("dims_named", "one_view_spelling", "no_noops", "no_round_trips"),
