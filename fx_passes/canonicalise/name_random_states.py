@@ -8,7 +8,7 @@ it. Only on the CPU, whose generator `trnx::swap_random_state` is about.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -37,7 +37,7 @@ def _save(node: fx.Node) -> fx.Node | None:
         insert_call(node, operator, tuple(args), node.kwargs),
     )
     for user in list(node.users):
-        replace(user, both[user.args[1]])
+        replace(user, both[cast(int, user.args[1])])
     return both[1]
 
 
