@@ -57,4 +57,6 @@ _RULES: dict[Any, Rule] = {
     torch.ops.higher_order.run_with_rng_state: _restore,
 }
 
-NAME_RANDOM_STATES = Pass("name_random_states", rule_run(_RULES))
+NAME_RANDOM_STATES = Pass(
+    "name_random_states", rule_run(_RULES), ensures=("random_operators_bare",)
+)
