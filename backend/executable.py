@@ -8,10 +8,11 @@ Specialisations are bounded: the least recently used one leaves first.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ from trnx.backend.shapes import (
     symbol_sources,
 )
 from trnx.backend.specialisation import Specialisation, results_of
-from trnx.backend.torch_internals import boxed, has_tangents, without_fake_mode
+from trnx.backend.torch_internals import boxed, has_tangents, implementation, without_fake_mode
 from trnx.fallback.host import why_eager
 from trnx.fx_passes.advice import TRANSFORM
 from trnx.fx_passes.extract import region_module
@@ -123,20 +124,29 @@ class Executable:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if has_tangents(args):
-            return self._transformed(args)
+            return self._transformed(args, self._with_tangents)
         run = self._static or self._specialised(tuple(one.read(args) for one in self._sources))
         try:
             return run(args)
         except TransformedInput:
-            return self._transformed(args)
+            return self._transformed(args, self._plan.graph_module)
 
-    def _transformed(self, args: list[Any]) -> list[Any]:
+    def _transformed(self, args: list[Any], graph: fx.GraphModule) -> list[Any]:
         """The graph by PyTorch's operators, which know batches and tangents."""
         with self._lock:
             if not self._is_transformed:
                 self._is_transformed = True
                 _note_transformed(self._plan, self._report)
-        return list(boxed(self._plan.graph_module.forward)(args))
+        return list(boxed(graph.forward)(args))
+
+    @cached_property
+    def _with_tangents(self) -> fx.GraphModule:
+        """The graph with what trnx's own operators do in their place: operators drop tangents."""
+        graph = copy.deepcopy(self._plan.graph_module.graph)
+        for node in graph.nodes:
+            if getattr(node.target, "namespace", "") == "trnx":
+                node.target = implementation(node.target)
+        return fx.GraphModule(self._plan.graph_module, graph)
 
     def _specialised(self, key: tuple[Number, ...]) -> Callable[[list[Any]], list[Any]]:
         """What runs calls with these symbols."""

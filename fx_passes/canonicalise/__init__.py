@@ -22,6 +22,7 @@ from trnx.fx_passes.canonicalise.name_grouped_products import NAME_GROUPED_PRODU
 from trnx.fx_passes.canonicalise.name_groups import NAME_GROUPS
 from trnx.fx_passes.canonicalise.name_masks import NAME_MASKS
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS
+from trnx.fx_passes.canonicalise.name_random_states import NAME_RANDOM_STATES
 from trnx.fx_passes.canonicalise.name_rms_norm import NAME_RMS_NORM
 from trnx.fx_passes.canonicalise.normalise_casts import NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
@@ -36,6 +37,7 @@ from trnx.fx_passes.canonicalise.widen_products import WIDEN_PRODUCTS
 from trnx.fx_passes.passes import Pass, run_passes
 
 CANONICALISE: tuple[Pass, ...] = (
+    NAME_RANDOM_STATES,
     NAME_ATTENTION,
     NAME_MASKS,
     NAME_GROUPS,

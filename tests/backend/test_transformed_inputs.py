@@ -87,6 +87,41 @@ def test_tangents_go_through_and_the_ledger_says_so(engine: dict[str, str]) -> N
         assert [entry.advice for entry in reports[0].fallbacks].count(TRANSFORM) == 1
 
 
+COMPOSITES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rms_norm": lambda x: F.rms_norm(x, (6,)),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(9) % 6, reduction="none"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_tangents_go_through_composites(name: str, engine: dict[str, str]) -> None:
+    function, x, tangent = COMPOSITES[name], torch.randn(9, 6), torch.randn(9, 6)
+    run = torch.compile(function, backend="trnx", options=engine)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        expected = forward_ad.unpack_dual(function(dual))
+        found = forward_ad.unpack_dual(run(dual))
+        torch.testing.assert_close(found.primal, expected.primal)
+        torch.testing.assert_close(found.tangent, expected.tangent)
+    torch.testing.assert_close(run(x), function(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
+def test_attention_has_no_tangents_as_in_eager() -> None:
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    run = torch.compile(attention, backend="trnx", options=NKI)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.randn(1, 1, 9, 6), torch.randn(1, 1, 9, 6))
+        for function in (attention, run):
+            with pytest.raises(NotImplementedError, match="forward AD"):
+                function(dual)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nested_tensors_of_the_jagged_layout(engine: dict[str, str]) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.ReLU())

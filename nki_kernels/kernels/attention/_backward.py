@@ -35,11 +35,13 @@ from trnx.nki_kernels.kernels.attention._layout import (
 )
 from trnx.nki_kernels.kernels.attention._mask_gradient import add_mask_gradient, clear_mask_gradient
 from trnx.nki_kernels.kernels.attention._masks import (
+    Bias,
     Masks,
     apply_bias,
     crosses,
     drop,
     first_key,
+    keep_seen,
     load_mask,
     make_bias,
 )
@@ -203,12 +205,16 @@ def weights_of(p: BackwardProblem, t: Prepared) -> Weights:
     rows = queries.shape[2]
     scores = multiply_heads(queries, side.keys, chunk.pairs, p.group, side.size, p.features)
     scale = p.scale
+    seen = None
     if p.masks.mask is not None or crosses(p.masks, row, rows, side.start, side.size):
         bias = make_bias(p.masks, chunk, row, rows, side.start, side.size)
-        hidden = apply_bias(scores, scale, bias, chunk)
+        hidden = apply_bias(scores, scale, Bias(bias.added, None), chunk)
         scores, scale = hidden.scores, hidden.scale
+        seen = bias.seen
     plain = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     _exponentials(plain, scores, t.shift, scale)
+    if seen is not None:  # behind the exponential: the shift of a row may be NaN
+        plain = keep_seen(plain, seen, chunk, 0.0)
     if p.dropout is not None:
         keep = load_mask(p.dropout, chunk, row, rows, side.start, side.size)
         dropped = nl.ndarray(scores.shape, dtype=p.q.dtype, buffer=nl.sbuf)

@@ -211,14 +211,19 @@ def apply_bias(scores: nl.NkiTensor, scale: float, bias: Bias, chunk: Chunk) -> 
         scores, scale = scaled, 1.0
     if bias.seen is None:
         return Hidden(scores, scale)
-    kept = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+    return Hidden(keep_seen(scores, bias.seen, chunk, _NEG_INF), scale)
+
+
+def keep_seen(x: nl.NkiTensor, seen: nl.NkiTensor, chunk: Chunk, other: float) -> nl.NkiTensor:
+    """`x[rows, heads, cols]` where a key is seen, `other` elsewhere."""
+    kept = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.select_reduce(
         dst=split_heads(kept, chunk),
-        predicate=_spread(bias.seen, chunk),
-        on_true=split_heads(scores, chunk),
-        on_false=_NEG_INF,
+        predicate=_spread(seen, chunk),
+        on_true=split_heads(x, chunk),
+        on_false=other,
     )
-    return Hidden(kept, scale)
+    return kept
 
 
 def drop(dst: nl.NkiTensor, data: nl.NkiTensor, keep: nl.NkiTensor, factor: float) -> None:

@@ -33,12 +33,18 @@ def assert_as_eager(values: dict[str, Any], target: str = "trn2", backward: bool
     results = simulated(FORWARD, values, target)
     compare(results, wanted)
     if backward:
-        grad = torch.randn(wanted[0].shape, generator=torch.Generator().manual_seed(6))
-        more = {"grad_out": grad.to(wanted[0].dtype), "out": wanted[0], "lse": wanted[1]}
-        more = {**values, **more, "mask_grad": False}
-        gradients = simulated(BACKWARD, more, target)
-        compare(gradients[:3], canonical_ops.sdpa_backward(**more)[:3])
+        gradients_as_eager(values, wanted, target)
     return results
+
+
+def gradients_as_eager(values: dict[str, Any], wanted: Results, target: str = "trn2") -> Results:
+    """Those of query, key and value; `wanted` is what the forward pass gives."""
+    grad = torch.randn(wanted[0].shape, generator=torch.Generator().manual_seed(6))
+    more = {"grad_out": grad.to(wanted[0].dtype), "out": wanted[0], "lse": wanted[1]}
+    more = {**values, **more, "mask_grad": False}
+    gradients = simulated(BACKWARD, more, target)[:3]
+    compare(gradients, canonical_ops.sdpa_backward(**more)[:3])
+    return gradients
 
 
 def compare(results: Results, wanted: Results) -> None:
@@ -60,6 +66,19 @@ def test_a_key_that_causal_attention_hides(length: int, dtype: torch.dtype, numb
     assert out[0, 0, :at].isfinite().all()
     assert lse[0, 0, :at].isfinite().all()
     assert out[0, 0, at:].isnan().all()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("length", [2, 127, 128, 129, 200])
+def test_a_query_that_does_not_see_a_key(length: int, dtype: torch.dtype, number: float) -> None:
+    """Its logsumexp is NaN, and its weights of the keys after it are 0 all the same."""
+    values = inputs(length, dtype)
+    at = length // 2
+    values["q"][0, 0, at - 1] = number
+    _, _, dv = gradients_as_eager(values, canonical_ops.sdpa(**values))
+    assert dv[0, 0, :at].isnan().all()
+    assert dv[0, 0, at:].isfinite().all()
 
 
 @pytest.mark.parametrize("width", [64, 128, 256])
