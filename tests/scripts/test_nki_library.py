@@ -435,6 +435,8 @@ def test_a_known_failure_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None
     fine = report.summary([known], counts, not_imported=0, misfits=[])
     assert fine["ok"]
     assert fine["rate"] == 0.99
+    two_known = Counter({"passed": 98, "known failure": 2})
+    assert not report.summary([known], two_known, not_imported=0, misfits=[])["ok"]
     found = passing | {"findings": ["[race] two programs"]}
     assert not report.summary([known, found], counts, not_imported=0, misfits=[])["ok"]
     one_failed = counts | Counter({"failed": 1})
