@@ -40,7 +40,7 @@ def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     return tile
 
 
-def store(dst: NkiTensor, value: NkiTensor) -> None:
+def store(dst: NkiTensor, value: NkiTensor | float) -> None:
     """Copy a tile to HBM."""
     _require_hbm("store", "dst", dst)
     if isinstance(value, int | float):

@@ -306,6 +306,12 @@ def test_kept_results_are_those_of_the_same_conditions(tmp_path: Path) -> None:
     assert sorted(found) == [("a", "1 a"), ("a", "1 a"), ("a", "1 b"), ("b", "1 a")]
     newest = {(one["suite"], one["target"], one["seed"]): one for one in state.newest(tmp_path)}
     assert newest["a", "trn2", 0]["trnx"] == "1 b"
+    # Of a commit, another suite is one with other patches of ours.
+    folder = tmp_path / "commit"
+    for suite in ("a", "b"):
+        of_commit = state.Conditions(**held | {"commit": "c", "suite": suite})
+        state.State(folder, of_commit).keep(passed)
+    assert [entry["suite"] for entry in state.newest(folder)] == ["b"]
 
 
 @pytest.mark.usefixtures("scripts")

@@ -2,9 +2,9 @@
 
     python scripts/conformance/nki_library/report_folder.py FOLDER [--write] [--json]
 
-`--write` writes docs/nki_library.md. Of a case that ran with several states of trnx's sources, the
-last result counts. Exit status 0 if and only if at least 98.5 % of the cases with a verdict passed,
-every failure is a known one and no passing case had a finding.
+`--write` writes docs/nki_library.md. Of a case that ran with several states of trnx's sources or
+patches, the last result counts. Exit status 0 if and only if at least 98.5 % of the cases with a
+verdict passed, every failure is a known one and no passing case had a finding.
 """
 
 from __future__ import annotations
