@@ -138,6 +138,9 @@ def test_packed_types_hold_four_values(name: str, value: Any) -> None:
     assert neuron_dtypes.sizeinbytes(name) == packed.itemsize
     assert not neuron_dtypes.is_float_type(packed.dtype)
     assert np.zeros((2, 3), dtype=resolve(name)).dtype == packed.dtype
+    assert name in str(packed.dtype)
+    with pytest.raises(ValueError, match="cast|sequence"):
+        packed.astype(np.float32)
 
 
 def test_conversions_and_sizes() -> None:
