@@ -226,7 +226,7 @@ class RaceDetector(Observer):
         mine = self._own.get((tensor.storage, program))
         if mine is None:
             storage = tensor.storage
-            mine = HbmShadow(storage.nbytes, storage.dtype.itemsize)
+            mine = HbmShadow(storage.nbytes)
             self._own[tensor.storage, program] = mine
         mine.mark(tensor)
 
@@ -240,8 +240,8 @@ class RaceDetector(Observer):
                 for segment in segments
                 if segment.epoch > known or not self._is_ordered(segment, storage)
             ][-_KEPT:]
-            size, granule = storage.nbytes, storage.dtype.itemsize
-            segments.append(_Segment(epoch, HbmShadow(size, granule), HbmShadow(size, granule)))
+            size = storage.nbytes
+            segments.append(_Segment(epoch, HbmShadow(size), HbmShadow(size)))
         return segments[-1]
 
     def _is_ordered(self, segment: _Segment, storage: Storage) -> bool:

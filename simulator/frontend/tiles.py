@@ -40,9 +40,11 @@ def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     return tile
 
 
-def store(dst: NkiTensor, value: NkiTensor) -> None:
+def store(dst: NkiTensor, value: NkiTensor | float) -> None:
     """Copy a tile to HBM."""
     _require_hbm("store", "dst", dst)
+    if isinstance(value, int | float):
+        fail(f"nl.store: value is {value!r}, not a tile; use nl.full(shape, {value!r}, dtype)")
     dma_copy(dst, value)
 
 

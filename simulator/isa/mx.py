@@ -52,7 +52,9 @@ def is_older_rule() -> bool:
 def scale_quadrants(
     emit: Emit, scale: NkiTensor, operand: str, partitions: int, columns: int
 ) -> list[NkiTensor]:
-    """The rows of a scale tile that belong to `partitions` partitions of data, by quadrant."""
+    """The rows of a scale tile that belong to `partitions` partitions of data, by quadrant; their
+    free dimensions, as those of the data, together have `columns` elements.
+    """
     quadrants = partitions // _QUADRANT
     rows = _QUADRANT // GROUP
     if not isinstance(scale, NkiTensor) or scale.buffer is not MemoryRegion.sbuf:
@@ -60,7 +62,7 @@ def scale_quadrants(
     if scale.dtype not in _SCALE_TYPES:
         emit.illegal(f"{operand} is {scale.dtype}; it must be one of {', '.join(_SCALE_TYPES)}")
     needed = _QUADRANT * (quadrants - 1) + rows
-    if scale.ndim != 2 or scale.shape[0] < needed or scale.shape[1] != columns:
+    if scale.ndim < 2 or scale.shape[0] < needed or scale.free_size != columns:
         emit.illegal(
             f"{operand} has shape {scale.shape}; expected ({partitions}, {columns}), or "
             f"({rows}, {columns}) for data of one quadrant"
@@ -139,7 +141,7 @@ def _dequantise(
 ) -> None:
     partitions, columns = packed.shape
     values = _unpack(packed, dtype).view(partitions // GROUP, GROUP, columns, PACKED)
-    codes = torch.cat(list(scales))
+    codes = torch.cat([scale.reshape(-1, columns) for scale in scales])
     factors = codes.view(torch.float8_e8m0fnu).to(torch.float32)
     scaled = values * factors[:, None, :, None]
     rows = out.view(partitions // GROUP, GROUP, PACKED, columns)

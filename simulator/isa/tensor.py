@@ -438,6 +438,9 @@ def _identity(size: int) -> torch.Tensor:
     return torch.eye(size, device="cpu")
 
 
+_ON_TENSOR = "; use engine=nisa.engine.tensor, from SBUF into a tile in PSUM"
+
+
 @instruction(
     engines=(Engine.tensor, Engine.vector),
     undefined=by_element(data=transposed_place),
@@ -455,7 +458,8 @@ def nc_transpose(
     p, f = data.shape[0], data.free_size
     limit = 128 if chosen is Engine.tensor else 32
     if not (p <= limit and f <= limit):
-        emit.illegal(f"data ({p}, {f}) exceeds {limit}x{limit} on {chosen.name}")
+        instead = "" if limit == 128 or max(p, f) > 128 else _ON_TENSOR
+        emit.illegal(f"data ({p}, {f}) exceeds {limit}x{limit} on {chosen.name}{instead}")
     if dst.shape[0] != f or dst.free_size != p:
         emit.illegal(f"dst is {dst.shape}; expected ({f}, {p})")
     if dst.dtype != data.dtype:

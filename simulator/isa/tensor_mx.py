@@ -10,11 +10,19 @@ from trnx.simulator.isa.tensor import append_matmul, check_destination
 from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import PSUM, SBUF
+from trnx.simulator.program.propagation import by_element, product_columns, product_rows
 
 
 @instruction(
     engines=(Engine.tensor,),
     generation=4,
+    # A scale is of the columns that its data are of.
+    undefined=by_element(
+        stationary=product_rows,
+        stationary_scale=product_rows,
+        moving=product_columns,
+        moving_scale=product_columns,
+    ),
     indirect=("dst", "stationary", "moving", "stationary_scale", "moving_scale"),
 )
 def nc_matmul_mx(

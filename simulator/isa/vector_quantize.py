@@ -71,4 +71,4 @@ def _quantize(
     packed.copy_(codes.view(torch.int32))
     stored = (exponent + BIAS).to(torch.uint8)
     for quadrant, target in enumerate(scales):
-        target.copy_(stored[4 * quadrant : 4 * quadrant + 4])
+        target.copy_(stored[4 * quadrant : 4 * quadrant + 4].view(target.shape))

@@ -5,12 +5,17 @@ was written as a whole, or a region that was seen before. Other questions are an
 of what is marked, and of its columns where it has rows of one length (the halves that the programs
 of a launch take), then by the boxes of which it consists. Only what is left needs a map, which is
 made then: of many storages nobody ever asks so much, arguments that are only read above all.
+
+A cell of the map stands for as many bytes as every region that it was asked for begins, runs and
+steps by: a storage that is used by whole rows has a cell for each row, not for each element.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
@@ -28,6 +33,47 @@ class Covered(Enum):
     NONE = 0
     SOME = 1
     ALL = 2
+
+
+class _Runs(NamedTuple):
+    """A region in bytes: runs without gaps, which `steps` (number, bytes) repeat."""
+
+    first: int
+    length: int
+    steps: tuple[tuple[int, int], ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _runs(key: RegionKey) -> _Runs:
+    offset, shape, strides, itemsize = key
+    # A repeated location needs no second look.
+    steps = sorted(
+        (stride * itemsize, size)
+        for size, stride in zip(shape, strides, strict=True)
+        if size != 1 and stride
+    )
+    length, rest = itemsize, []
+    for step, size in steps:
+        if step == length:
+            length *= size
+        else:
+            rest.append((size, step))
+    return _Runs(offset * itemsize, length, tuple(rest))
+
+
+@functools.lru_cache(maxsize=4096)
+def _grain(key: RegionKey) -> int:
+    """The most bytes that a cell may stand for, so that the region has it whole or not at all."""
+    first, length, steps = _runs(key)
+    return math.gcd(first, length, *(step for _, step in steps))
+
+
+@functools.lru_cache(maxsize=4096)
+def _cells_of(key: RegionKey, granule: int) -> tuple[Shape, Shape, int]:
+    """Shape, strides and offset of a region in cells of `granule` bytes."""
+    first, length, steps = _runs(key)
+    shape = (*(number for number, _ in steps), length // granule)
+    return shape, (*(step // granule for _, step in steps), 1), first // granule
 
 
 @functools.lru_cache(maxsize=512)
@@ -71,10 +117,11 @@ class HbmShadow:
         "full",
     )
 
-    def __init__(self, nbytes: int, granule: int, full: bool = False) -> None:
-        self.full = full
+    def __init__(self, nbytes: int) -> None:
+        self.full = False
         self._nbytes = nbytes
-        self._granule = granule
+        # Bytes that a cell of the map stands for.
+        self._granule = nbytes or 1
         self._map: torch.Tensor | None = None
         self._asked = 0
         # Regions that are marked, and those of them that are not in the map yet.
@@ -97,7 +144,7 @@ class HbmShadow:
             return False
         answer = self._by_boxes(tensor)
         if answer is None:
-            answer = bool(self._map_view(tensor).amin())
+            answer = bool(self._cells(tensor).amin())
         if answer:
             self._remember(tensor)
         return answer
@@ -116,7 +163,7 @@ class HbmShadow:
         low, high, _, _ = tensor.span()
         if high <= self._range[0] or low >= self._range[1] or self._is_beside(tensor):
             return Covered.NONE
-        return Covered.SOME if bool(self._map_view(tensor).amax()) else Covered.NONE
+        return Covered.SOME if bool(self._cells(tensor).amax()) else Covered.NONE
 
     def mark(self, tensor: TensorView) -> None:
         """Mark every element of the view."""
@@ -165,12 +212,12 @@ class HbmShadow:
         """Unmark every element of the view."""
         if not self.is_empty:
             self._materialise()
-            self._map_view(tensor).zero_()
+            self._cells(tensor).zero_()
 
     def unmark(self, tensor: TensorView, chosen: torch.Tensor) -> None:
         """Unmark those elements of the view where `chosen`, in the view's shape, is True."""
         self._materialise()
-        view = self._map_view(tensor)
+        view = self._elements(tensor)
         # Strides of 0 were cut to one element.
         for axis, (have, want) in enumerate(zip(view.shape, chosen.shape, strict=False)):
             if have != want:
@@ -178,9 +225,10 @@ class HbmShadow:
         view[chosen] = 0
 
     def _materialise(self) -> None:
-        """Hold the marks in the byte map alone, where they can be taken away."""
+        """Hold the marks in the map alone, where they can be taken away."""
         if self.full:
-            self._map = torch.ones(self._nbytes // self._granule, dtype=torch.uint8, device="cpu")
+            self._granule = self._nbytes or 1
+            self._map = torch.ones(1, dtype=torch.uint8, device="cpu")
             self._range, self._row = (0, self._nbytes), -1
         self.full = False
         self._bring_up_to_date()
@@ -190,8 +238,9 @@ class HbmShadow:
         """A copy of the map over the view (1 where marked), in the view's shape."""
         if self.full:
             return torch.ones(tensor.shape, dtype=torch.uint8, device="cpu")
-        view = self._map_view(tensor)
-        return view.amin(-1) if view.ndim > tensor.ndim else view.clone()
+        view = self._elements(tensor)
+        marks = view.amin(-1) if view.ndim > tensor.ndim else view
+        return marks.expand(tensor.shape).clone()
 
     def _is_whole(self, tensor: TensorView) -> bool:
         form = tensor.form
@@ -203,28 +252,38 @@ class HbmShadow:
         else:
             self._regions.add(tensor.region_key())
 
-    def _map_view(self, tensor: TensorView) -> torch.Tensor:
-        self._bring_up_to_date()
-        return self._view(tensor.region_key())
+    def _cells(self, tensor: TensorView) -> torch.Tensor:
+        """The cells of the map over the view; in what shape depends on its runs."""
+        key = tensor.region_key()
+        self._bring_up_to_date(_grain(key))
+        return self._view(*_cells_of(key, self._granule))
 
-    def _bring_up_to_date(self) -> None:
-        """Mark the new regions in the map."""
-        new, self._new = self._new, []
-        for key in new:
-            self._view(key).fill_(1)
-
-    def _view(self, key: RegionKey) -> torch.Tensor:
-        """The map over a region."""
-        offset, sizes, strides, itemsize = key
-        if self._map is None:
-            self._map = torch.zeros(self._nbytes // self._granule, dtype=torch.uint8, device="cpu")
-        if itemsize < self._granule:
-            self._map = self._map.repeat_interleave(self._granule // itemsize)
-            self._granule = itemsize
+    def _elements(self, tensor: TensorView) -> torch.Tensor:
+        """The map over the view, in its shape: a dimension more where an element has cells."""
+        offset, sizes, strides, itemsize = tensor.region_key()
+        self._bring_up_to_date(itemsize)
         ratio = itemsize // self._granule
-        # A repeated location needs no second look.
-        shape = [1 if s == 0 else n for n, s in zip(sizes, strides, strict=True)]
+        shape = tuple(1 if s == 0 else n for n, s in zip(sizes, strides, strict=True))
         if ratio == 1:
-            return self._map.as_strided(shape, strides, offset)
-        steps = [stride * ratio for stride in strides]
-        return self._map.as_strided([*shape, ratio], [*steps, 1], offset * ratio)
+            return self._view(shape, strides, offset)
+        steps = tuple(stride * ratio for stride in strides)
+        return self._view((*shape, ratio), (*steps, 1), offset * ratio)
+
+    def _view(self, shape: Shape, strides: Shape, offset: int) -> torch.Tensor:
+        assert self._map is not None
+        return self._map.as_strided(shape, strides, offset)
+
+    def _bring_up_to_date(self, grain: int = 0) -> None:
+        """Mark the new regions in the map; its cells then divide `grain` bytes."""
+        new, self._new = self._new, []
+        self._refine(math.gcd(self._granule, grain, *map(_grain, new)))
+        for key in new:
+            self._view(*_cells_of(key, self._granule)).fill_(1)
+
+    def _refine(self, granule: int) -> None:
+        """Have cells of `granule` bytes, a divisor of what they have."""
+        if self._map is None:
+            self._map = torch.zeros(self._nbytes // granule, dtype=torch.uint8, device="cpu")
+        elif granule < self._granule:
+            self._map = self._map.repeat_interleave(self._granule // granule)
+        self._granule = granule

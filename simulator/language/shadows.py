@@ -30,7 +30,7 @@ class Shadows(dict[int, Shadow]):
         if storage.is_on_chip:
             made = SbufShadow(storage.partitions, storage.pitch * storage.dtype.itemsize)
         else:
-            made = HbmShadow(storage.nbytes, storage.dtype.itemsize)
+            made = HbmShadow(storage.nbytes)
         made.full = storage.index in self._whole
         self._whole.discard(storage.index)
         self[storage.index] = made

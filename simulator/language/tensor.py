@@ -20,7 +20,7 @@ from trnx.simulator.language.rearrange import rearrange_view
 from trnx.simulator.language.recorder import current, current_or_none
 from trnx.simulator.language.tensor_view import Indirect
 from trnx.simulator.memory.storage import MemoryRegion
-from trnx.simulator.memory.views import Shape, reshape_strides, split_sizes
+from trnx.simulator.memory.views import Shape, is_row_major, reshape_strides, split_sizes
 from trnx.simulator.older_dialects import changed_name
 
 # Name of the tiles that functions of nki.language make for their results.
@@ -94,6 +94,18 @@ class NkiTensor(Patterned):
     def __setitem__(self, key: Any, value: Any) -> None:
         """Copy a tile or a number to a view."""
         current("tensor[key] = value").assign(self[key], value)
+
+    @property
+    def base_tensor(self) -> NkiTensor:
+        """What this tensor is another dtype's view of; itself where it is no view. NKI's reference
+        does not have it: the MX kernels of nki-library load the weights that they are given by it.
+        """
+        storage = self.storage
+        is_whole = self.size * self.dtype.itemsize == storage.nbytes
+        is_plain = self.indirection is None and is_row_major(self.shape, self.strides)
+        if not (is_whole and is_plain):
+            self._fail("base_tensor: this is a view of a part; ask the tensor itself")
+        return self if self.dtype == storage.dtype else self.view(storage.dtype)
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:
         """Dimensions in the order `dims`; the partition dimension stays first."""

@@ -31,11 +31,15 @@ class float4_e2m1fn_x4(np.void):  # type: ignore[misc]  # noqa: N801
     """Four float4_e2m1fn in 2 bytes."""
 
 
+# The field has numpy print the name, by which public code knows packed types ("x4" in str(dtype)).
 PACKED: dict[str, np.dtype[Any]] = {
-    "float8_e4m3fn_x4": np.dtype((float8_e4m3fn_x4, 4)),
-    "float8_e5m2_x4": np.dtype((float8_e5m2_x4, 4)),
-    "float4_e2m1fn_x4": np.dtype((float4_e2m1fn_x4, 2)),
+    kind.__name__: np.dtype((kind, [(kind.__name__, f"V{size}")]))
+    for kind, size in ((float8_e4m3fn_x4, 4), (float8_e5m2_x4, 4), (float4_e2m1fn_x4, 2))
 }
+# NKI's types are given to numpy by their names (np.zeros(shape, dtype=nl.float8_e4m3fn_x4)):
+# ml_dtypes registers its own there, too.
+for _name, _kind in PACKED.items():
+    np.sctypeDict.setdefault(_name, _kind)  # type: ignore[arg-type]
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:

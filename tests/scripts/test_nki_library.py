@@ -306,6 +306,12 @@ def test_kept_results_are_those_of_the_same_conditions(tmp_path: Path) -> None:
     assert sorted(found) == [("a", "1 a"), ("a", "1 a"), ("a", "1 b"), ("b", "1 a")]
     newest = {(one["suite"], one["target"], one["seed"]): one for one in state.newest(tmp_path)}
     assert newest["a", "trn2", 0]["trnx"] == "1 b"
+    # Of a commit, another suite is one with other patches of ours.
+    folder = tmp_path / "commit"
+    for suite in ("a", "b"):
+        of_commit = state.Conditions(**held | {"commit": "c", "suite": suite})
+        state.State(folder, of_commit).keep(passed)
+    assert [entry["suite"] for entry in state.newest(folder)] == ["b"]
 
 
 @pytest.mark.usefixtures("scripts")
@@ -435,6 +441,8 @@ def test_a_known_failure_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None
     fine = report.summary([known], counts, not_imported=0, misfits=[])
     assert fine["ok"]
     assert fine["rate"] == 0.99
+    two_known = Counter({"passed": 98, "known failure": 2})
+    assert not report.summary([known], two_known, not_imported=0, misfits=[])["ok"]
     found = passing | {"findings": ["[race] two programs"]}
     assert not report.summary([known, found], counts, not_imported=0, misfits=[])["ok"]
     one_failed = counts | Counter({"failed": 1})

@@ -17,6 +17,7 @@ from trnx.simulator import install_cpu_simulator, load_module, simulate, uninsta
 from trnx.simulator.errors import KernelSubsetError, UninitialisedReadError, UnorderedAccessError
 from trnx.simulator.frontend import neuron_dtypes
 from trnx.simulator.frontend.cpu_simulator import cpu_simulate
+from trnx.simulator.memory.dtypes import resolve
 
 KERNELS = Path(__file__).with_name("surface_kernels.py")
 MODULES = (
@@ -136,6 +137,10 @@ def test_packed_types_hold_four_values(name: str, value: Any) -> None:
     assert neuron_dtypes.finfo(name).max == ml_dtypes.finfo(value).max
     assert neuron_dtypes.sizeinbytes(name) == packed.itemsize
     assert not neuron_dtypes.is_float_type(packed.dtype)
+    assert np.zeros((2, 3), dtype=resolve(name)).dtype == packed.dtype
+    assert name in str(packed.dtype)
+    with pytest.raises(ValueError, match=r"cast|sequence"):
+        packed.astype(np.float32)
 
 
 def test_conversions_and_sizes() -> None:

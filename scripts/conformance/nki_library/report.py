@@ -11,7 +11,7 @@ from suite import NOT_FOR_TARGET, TOO_LARGE, Collected, file_of
 
 from trnx.simulator.findings import ALWAYS_WARNINGS
 
-BAR = 0.97
+BAR = 0.985
 NO_VERDICT = ("no verdict: memory", "no verdict: time", "no verdict: killed")
 COLUMNS = ("passed", "failed", "known failure", *NO_VERDICT, "skipped", NOT_FOR_TARGET)
 _PREFIX = "test/integration/nkilib/"

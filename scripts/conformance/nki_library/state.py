@@ -94,13 +94,16 @@ class State:
 
 
 def newest(folder: Path) -> list[Record]:
-    """The entries that have a result; of those that differ in trnx alone, the one made last."""
+    """The entries that have a result; of those that differ in trnx or its patches alone, the one
+    made last.
+    """
     entries = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     last: dict[tuple[Any, ...], Record] = {}
     for entry in sorted(entries, key=lambda one: float(one["when"])):
         result = _outcome(entry)
         if result is not None:
-            same = entry["suite"], entry["target"], entry["seed"], entry["case"]
+            suite = entry["commit"] or entry["suite"]
+            same = suite, entry["target"], entry["seed"], entry["case"]
             last[same] = {**entry, "result": result}
     return list(last.values())
 

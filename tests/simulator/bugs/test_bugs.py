@@ -355,3 +355,9 @@ def test_every_seeded_bug_is_listed() -> None:
     assert len(BUGS) >= 60
     assert all(is_check(bug.check) for bug in BUGS)
     assert all(count == 1 for count in Counter(bug.kernel for bug in BUGS).values())
+
+
+def test_what_is_too_large_for_vector_names_the_tensor_engine(twins: dict[str, ModuleType]) -> None:
+    kernel = twins["legality"].transposes_64_columns_on_vector
+    with pytest.raises(IllegalInstructionError, match=r"use engine=nisa\.engine\.tensor"):
+        trace(kernel, (X,))

@@ -55,6 +55,53 @@ def quantised_product(x, y, dtype, out_dtype):
 
 
 @nki.jit
+def quantised_product_of_blocks(x, y, dtype, blocks):
+    """The same in float32, with tiles of two free dimensions."""
+    rows, m, n = x.shape[0], x.shape[1] // 4, y.shape[1] // 4
+    out = nl.ndarray((m, n), dtype=nl.float32, buffer=nl.shared_hbm)
+    left = nl.ndarray((rows, blocks, m // blocks * 4), dtype=x.dtype, buffer=nl.sbuf)
+    right = nl.ndarray((rows, blocks, n // blocks * 4), dtype=y.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=left, src=x.reshape(left.shape))
+    nisa.dma_copy(dst=right, src=y.reshape(right.shape))
+    a = nl.ndarray((rows, blocks, m // blocks), dtype=dtype, buffer=nl.sbuf)
+    b = nl.ndarray((rows, blocks, n // blocks), dtype=dtype, buffer=nl.sbuf)
+    # The scales of y lie with a gap between its blocks.
+    a_scale = nl.ndarray(a.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    b_scale = nl.ndarray((rows, blocks, n // blocks + 1), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.quantize_mx(dst=a, src=left, dst_scale=a_scale)
+    nisa.quantize_mx(dst=b, src=right, dst_scale=b_scale[:, :, : n // blocks])
+    acc = nl.ndarray((m, n), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul_mx(acc, a, b, a_scale, b_scale[:, :, : n // blocks])
+    tile = nl.ndarray((m, n), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=tile, src=acc)
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
+def padded_product(x, y, width, stored):
+    """Moving columns up to `width`, of which nothing writes those behind y's own."""
+    rows, m, n = x.shape[0], x.shape[1] // 4, y.shape[1] // 4
+    out = nl.ndarray((m, stored), dtype=nl.float32, buffer=nl.shared_hbm)
+    left = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    right = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=left, src=x)
+    nisa.dma_copy(dst=right, src=y)
+    a = nl.ndarray((rows, m), dtype=nl.float8_e4m3fn_x4, buffer=nl.sbuf)
+    b = nl.ndarray((rows, width), dtype=nl.float8_e4m3fn_x4, buffer=nl.sbuf)
+    a_scale = nl.ndarray((rows, m), dtype=nl.uint8, buffer=nl.sbuf)
+    b_scale = nl.ndarray((rows, width), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.quantize_mx(dst=a, src=left, dst_scale=a_scale)
+    nisa.quantize_mx(dst=b[:, :n], src=right, dst_scale=b_scale[:, :n])
+    acc = nl.ndarray((m, width), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul_mx(acc, a, b, a_scale, b_scale)
+    tile = nl.ndarray((m, stored), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=tile, src=acc[:, :stored])
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@nki.jit
 def quantised(x):
     """The words and the scales of one quadrant."""
     words = nl.ndarray((32, x.shape[1] // 4), dtype=nl.int32, buffer=nl.shared_hbm)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trnx.simulator.frontend.options import TraceOptions
 from trnx.simulator.frontend.simulator import Simulator
 from trnx.simulator.language.hbm_shadow import Covered
-from trnx.simulator.language.shadows import Shadows
+from trnx.simulator.language.shadows import Shadow, Shadows
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import MemoryRegion
 
@@ -116,6 +118,29 @@ def _tile_view(tile: NkiTensor, view: tuple) -> tuple[NkiTensor, torch.Tensor]: 
     return picked, places
 
 
+def _assert_as_seen(coverage: Shadow, seen: torch.Tensor, tile: NkiTensor, view: tuple) -> None:  # type: ignore[type-arg]
+    asked, places = _tile_view(tile, view)
+    there = seen[places]
+    assert torch.equal(coverage.mask(asked).bool(), there.all(-1))
+    assert coverage.covers(asked) == bool(there.all())
+    want = Covered.ALL if there.all() else Covered.SOME if there.any() else Covered.NONE
+    assert coverage.state(asked) is want
+
+
+class _Sizes(TorchDispatchMode):
+    """Notes the most elements that a result had."""
+
+    largest = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(
@@ -150,12 +175,52 @@ def test_coverage_on_chip_is_exact(writes: list[tuple], reads: list[tuple], rand
             map_[:, columns] = False
         assert coverage.is_empty == (not bool(seen.any()))
         for read in (*reads, given_view):
-            asked, at = _tile_view(tile, read)
-            there = seen[at]
-            assert torch.equal(coverage.mask(asked).bool(), there.all(-1))
-            assert coverage.covers(asked) == bool(there.all())
-            want = Covered.ALL if there.all() else Covered.SOME if there.any() else Covered.NONE
-            assert coverage.state(asked) is want
+            _assert_as_seen(coverage, seen, tile, read)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["mark", "all", "erase", "unmark"]), TILE_VIEWS), max_size=6
+    ),
+    st.lists(TILE_VIEWS, min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_coverage_in_hbm_is_exact(writes: list[tuple], reads: list[tuple], random: Random) -> None:  # type: ignore[type-arg]
+    tensor = Simulator(TraceOptions()).allocate((8, 40), "int32", MemoryRegion.private_hbm)
+    coverage = Shadows().of(tensor.storage)
+    seen = torch.zeros(8 * 40 * 4, dtype=torch.bool)
+    for what, given_view in writes:
+        view, places = _tile_view(tensor, given_view)
+        if what == "mark":
+            coverage.mark(view)
+            seen[places.flatten()] = True
+        elif what == "all":
+            coverage.mark_everything()
+            seen[:] = True
+        elif what == "erase":
+            coverage.erase(view)
+            seen[places.flatten()] = False
+        else:
+            chosen = torch.tensor([random.random() < 0.5 for _ in range(view.size)])
+            chosen = chosen.view(view.shape)
+            coverage.unmark(view, chosen)
+            seen[places[chosen].flatten()] = False
+        for read in (*reads, given_view):
+            _assert_as_seen(coverage, seen, tensor, read)
+
+
+def test_rows_of_a_large_storage_take_no_map_of_its_elements() -> None:
+    shape = (4097, 6144)
+    tensor = Simulator(TraceOptions()).allocate(shape, "bfloat16", MemoryRegion.private_hbm)
+    coverage = Shadows().of(tensor.storage)
+    for row in range(1, 4096, 32):
+        coverage.mark(tensor[row, 0:3072] if row % 64 == 1 else tensor[row, 3072:6144])
+    with _Sizes() as sizes:
+        assert coverage.state(tensor[2:33, 0:6144]) is Covered.NONE
+        assert coverage.state(tensor[2:34, 3072:4096]) is Covered.SOME
+        assert coverage.state(tensor[33, 3072:6144]) is Covered.ALL
+        assert coverage.state(tensor[4033:4097, 1024:2048]) is Covered.SOME
+    assert sizes.largest <= 6 * 4097
 
 
 def test_a_whole_tile_loses_what_is_erased() -> None:

@@ -96,6 +96,27 @@ def test_quantised_on_chip(mx: ModuleType, dtype: str, out: torch.dtype) -> None
     assert float((got.double() - left.T @ right).norm() / (left.T @ right).norm()) < step
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn_x4", "float8_e5m2_x4"])
+@pytest.mark.parametrize("rows", [32, 128])
+def test_scales_have_as_many_free_dimensions_as_the_data(
+    mx: ModuleType, dtype: str, rows: int
+) -> None:
+    x = torch.randn(rows, 48).to(torch.bfloat16)
+    y = torch.randn(rows, 60).to(torch.bfloat16) * 100
+    program = trace(mx.quantised_product_of_blocks, [x, y, dtype, 3], target="trn3")
+    for values in (x, -x, x * 64):
+        want = simulate(mx.quantised_product, target="trn3")(values, y, dtype, "float32")
+        assert torch.equal(program.run([values, y])[0], want)
+
+
+def test_columns_that_nothing_wrote_are_undefined_in_the_product_alone(mx: ModuleType) -> None:
+    x, y = torch.randn(64, 16).to(torch.bfloat16), torch.randn(64, 4).to(torch.bfloat16)
+    want = simulate(mx.quantised_product, target="trn3")(x, y, "float8_e4m3fn_x4", "float32")
+    assert torch.equal(simulate(mx.padded_product, target="trn3")(x, y, 4, 1), want)
+    with pytest.raises(FindingError, match=r"moving .* has elements that nothing has written"):
+        trace(mx.padded_product, [x, y, 4, 2], target="trn3")
+
+
 def test_scale_rules(mx: ModuleType) -> None:
     x = torch.zeros(32, 8, dtype=torch.bfloat16)
     x[0, 0], x[1, 1] = 448.0, 3.0

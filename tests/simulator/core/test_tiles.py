@@ -163,3 +163,8 @@ def test_assignment(tiles: ModuleType) -> None:
     got = simulate(tiles.assigned)(x)
     assert torch.equal(got[:, 1:], x[:, 1:])
     assert torch.equal(got[:, 0], torch.full((5,), 5.0))
+
+
+def test_a_number_is_no_tile_to_store(tiles: ModuleType) -> None:
+    with pytest.raises(IllegalInstructionError, match=r"use nl\.full\(shape, 7\.0, dtype\)"):
+        trace(tiles.stored_number, [TensorSpec.of(torch.zeros(4, 3))])

@@ -301,3 +301,14 @@ def test_reshaped_strides_are_row_major_also_of_size_1(shape: list[int], ones: l
     rows = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     if sizes != shape:
         assert reshape_strides(tuple(shape), rows, tuple(sizes)) == expected
+
+
+def test_the_base_of_a_tensor_has_the_type_it_was_made_with() -> None:
+    tensor = Simulator(TraceOptions()).allocate((4, 6), "int32", MemoryRegion.private_hbm)
+    assert tensor.base_tensor is tensor
+    base = tensor.view("int16").base_tensor
+    assert (base.dtype, base.shape, base.offset) == ("int32", (4, 6), 0)
+    assert base.same_elements(tensor)
+    for part in (tensor[1:], tensor[:, 0:3], tensor.permute((1, 0)), tensor.view("int16")[:, 1:]):
+        with pytest.raises(IllegalInstructionError, match="view of a part"):
+            part.base_tensor  # noqa: B018 (the access raises)

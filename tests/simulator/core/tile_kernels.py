@@ -79,3 +79,10 @@ def sine_of_scalar_engine(x):
     tile = nl.load(x)
     nisa.activation(dst=tile, op=nl.sin, data=tile)
     return _result(tile)
+
+
+@nki.jit
+def stored_number(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, 7.0)
+    return out
