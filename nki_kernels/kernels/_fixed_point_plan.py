@@ -13,6 +13,7 @@ The sizes were searched for by the predicted times of 128x2048, 128x4096 and 128
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -207,8 +208,8 @@ class _Order:
         c, count, place = piece.chunk, piece.size, places[i]
         chunk = chunks[c]
         ahead = place - min(way.lead, place * way.hurry)
-        early = [j for j in range(i) if places[i + 1] - places[j] > way.window]
-        room = ((_STORE, early[-1]),) if early else ()
+        early = bisect_left(places, places[i + 1] - way.window) - 1  # out of the window
+        room = ((_STORE, early),) if early >= 0 else ()
         moved = count * _TRANSFER
         self._steps[LOAD, i] = _Step("load", _TRIGGER, moved, room, place)
         bound = [(LOAD, i), (BOUND, i - 1) if i else None]

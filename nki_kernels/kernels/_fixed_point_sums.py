@@ -115,7 +115,10 @@ def _follow(
     """All instructions of a plan."""
     work = _Work(x, out, length, tiles, [], [], constants(), [], [], [], [], [])
     for numbers in chunks:
-        chunk = Chunk(*numbers)
+        tile, start, size, number, first_piece, last_piece, begins, before, long_before = numbers
+        chunk = Chunk(
+            tile, start, size, number, first_piece, last_piece, begins, before, long_before
+        )
         work.chunks.append(chunk)
         p, half = lanes(tiles[chunk.tile][0]), (chunk.size + 1) // 2
         work.scales.append(scales_of(p))
@@ -123,7 +126,8 @@ def _follow(
         left = nl.ndarray((p, 2 * half + 1), dtype=nl.float32, buffer=nl.sbuf)
         work.sums.append(Sums(units, left))
     for numbers in pieces:
-        piece = Piece(*numbers)
+        c, start, size, on_vector = numbers
+        piece = Piece(c, start, size, on_vector)
         work.pieces.append(piece)
         p = lanes(tiles[work.chunks[piece.chunk].tile][0])
         form = (p, piece.size + piece.size % 2)

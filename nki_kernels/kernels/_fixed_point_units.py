@@ -94,13 +94,21 @@ def _filled(value: float) -> nl.NkiTensor:
 
 def scales_of(p: int) -> Scales:
     """The columns of a chunk on `p` partitions."""
-    columns = []  # type: list[nl.NkiTensor]
-    for dtype in (
-        nl.float32, nl.float32, nl.int32, nl.float32, nl.int32, nl.int32, nl.int32, nl.float32,
-        nl.int32,
-    ):  # fmt: skip
-        columns.append(nl.ndarray((p, 1), dtype=dtype, buffer=nl.sbuf))
-    return Scales(*columns)
+    return Scales(
+        bound=_column(p, nl.float32),
+        probe=_column(p, nl.float32),
+        exponent=_column(p, nl.int32),
+        instead=_column(p, nl.float32),
+        chosen=_column(p, nl.int32),
+        inverse=_column(p, nl.int32),
+        unit=_column(p, nl.int32),
+        before=_column(p, nl.float32),
+        multiple=_column(p, nl.int32),
+    )
+
+
+def _column(p: int, dtype: str) -> nl.NkiTensor:
+    return nl.ndarray((p, 1), dtype=dtype, buffer=nl.sbuf)
 
 
 def probe(scales: Scales, data: nl.NkiTensor, given: Constants) -> None:
