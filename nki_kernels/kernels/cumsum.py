@@ -20,11 +20,9 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import FLOAT_DTYPES
-from trnx.nki_kernels.kernels._fixed_point_sums import (
-    SHORTEST,
-    chunk_of,
-    fixed_point_sums_kernel,
-)
+from trnx.nki_kernels.kernels._cores import share_of_program
+from trnx.nki_kernels.kernels._fixed_point_plan import plan_of
+from trnx.nki_kernels.kernels._fixed_point_sums import SHORTEST, fixed_point_sums_kernel
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
 from trnx.nki_kernels.kernels._scans import lanes, places, scan, tiles_of
 from trnx.nki_kernels.registry import register
@@ -240,14 +238,23 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kernel of the dtype, and the tiles."""
     sizes, groups = constants_of(b, hw)
     if b.x.dtype is torch.float32 and sizes[1] == 1 and sizes[0] >= SHORTEST:
-        positions = sum(group.tiles for group in groups) * sizes[0] // hw.cores
-        constants = (*sizes[:2], chunk_of(positions))
-        return Launch.of(fixed_point_sums_kernel, b, ("x",), b.x.shape, constants, groups)
+        tiles = sum(group.tiles for group in groups)
+        plans = tuple(plan_of(sizes[0], count) for count in _counts(tiles, hw.cores))
+        return Launch.of(fixed_point_sums_kernel, b, ("x",), b.x.shape, sizes[0], plans, groups)
     if b.x.dtype in FLOAT_DTYPES:
         return Launch.of(cumsum_kernel, b, ("x",), b.x.shape, sizes, groups)
     digits = {torch.int64: 8, torch.int32: 4, torch.bool: 1}[b.x.dtype]
     shape = (*b.x.shape, 2)
     return Launch.of(cumsum_words_kernel, b, ("x",), shape, (*sizes, digits), groups)
+
+
+def _counts(tiles: int, cores: int) -> list[int]:
+    """How many of the tiles a core may have, alone or as one of `cores`."""
+    counts = {tiles}
+    for program in range(cores):
+        first, end = share_of_program(tiles, cores, 1, program)
+        counts.add(end - first)
+    return sorted(counts - {0})
 
 
 def cost(b: Bindings) -> Cost:

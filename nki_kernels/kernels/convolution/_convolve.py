@@ -29,6 +29,7 @@ from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_w
 
 # Products, at half rate: as long as DMA takes for the first weights or inputs.
 _WARM_UP = 22
+_FEW_BLOCKS = 3  # a core: with fewer, cores share output channels
 # Elements of a row of weights whose transposes wait for a load that takes longer than products.
 _LONG_ROW = 512
 # Elements of a row of weights that are worth a transfer, where the weights are a matrix.
@@ -146,7 +147,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
     blocks = blocks_of(plan)
     first_out, end_out = 0, out_channels
     together = plan.streams * plan.sides
-    if len(blocks) >= cores * together:
+    if _shares_blocks(len(blocks), out_channels, cores, together):
         start, end = share_of(len(blocks), cores, together)
         blocks = blocks[start:end]
     else:
@@ -167,6 +168,16 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
                 volume = Volume(x, outs[index], residuals[index], is_last)
                 _convolve_volume(volume, filters, plan, blocks)
+
+
+def _shares_blocks(blocks: int, out_channels: int, cores: int, together: int) -> bool:
+    """Whether cores share blocks of outputs, each with all weights; otherwise output channels.
+
+    Where blocks are few, the weights that every core loads and transposes cost more than the input
+    that every core loads."""
+    if blocks < cores * together:
+        return False
+    return out_channels % (cores * nl.tile_size.pmax) > 0 or blocks >= _FEW_BLOCKS * cores
 
 
 def _source(

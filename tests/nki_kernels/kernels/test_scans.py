@@ -10,11 +10,24 @@ import torch
 
 from trnx import simulator
 from trnx.nki_kernels import registry
+from trnx.nki_kernels.kernels._fixed_point_plan import (
+    ADD,
+    BOUND,
+    FINISH,
+    LOAD,
+    ROUND,
+    SUM,
+    SUM_LEFT,
+    UNIT,
+    UNIT_STEPS,
+    plan_of,
+)
 from trnx.nki_kernels.kernels._scan_plan import cut
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
+from trnx.simulator.timing.profile import predicted_seconds
 
 ALL_ON_NKI = {"fallback": "error", "select": "legal"}
 Function = Callable[[torch.Tensor], Any]
@@ -111,7 +124,7 @@ def adversarial(length: int) -> dict[str, torch.Tensor]:
     return rows
 
 
-@pytest.mark.parametrize("length", [130, 513, 600, 2048, 4097, 40000])
+@pytest.mark.parametrize("length", [130, 513, 600, 2048, 4097, 8192, 8193, 40000])
 def test_running_sums_of_float32_are_as_exact_as_in_eager(length: int) -> None:
     """Row by row: an error that is small beside the others of another row is none of this one."""
     rows = adversarial(length)
@@ -144,6 +157,48 @@ def test_scans_of_long_rows_of_float32_take_two_elements_a_step() -> None:
     steps = sum(operand.free_size for row in scans for operand in row.operands if operand.is_write)
     # Two scans: of multiples of units, and of what is left.
     assert steps == 2 * 1024
+
+
+@pytest.mark.parametrize(
+    ("shape", "microseconds"),
+    # 115.4, 202.9, 17.4, 119.1 with instructions in the order of stages, chunk after chunk.
+    [((1024, 4096), 108), ((4096, 2048), 201), ((128, 2048), 16), ((64, 32768), 112)],
+)
+def test_engines_do_not_wait_for_each_other_along_long_rows(
+    shape: tuple[int, int], microseconds: float
+) -> None:
+    b = Bindings({"x": TensorSpec.dense(shape, torch.float32), "dim": 1})
+    launch = registry.kernels()["cumsum"].launch(b, hardware("trn2"))
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
+    assert predicted_seconds(program, hardware("trn2")) * 1e6 < microseconds
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+@pytest.mark.parametrize("length", [513, 514, 1025, 2047, 2048, 4097, 8191, 8193, 20001, 40000])
+def test_plans_of_long_rows(length: int, tiles: int) -> None:
+    """Pieces cover every row once, only the last one of a row is odd, and no instruction comes
+    before what it needs."""
+    chunks, pieces, order = plan_of(length, tiles)[1:]
+    ends = [0] * tiles
+    for i, piece in enumerate(pieces):
+        chunk = chunks[piece.chunk]
+        assert chunk.first_piece <= i <= chunk.last_piece
+        assert ends[chunk.tile] == chunk.first + piece.first
+        ends[chunk.tile] += piece.size
+        assert piece.size % 2 == 0 or ends[chunk.tile] == length
+    assert ends == [length] * tiles
+    place = {name: n for n, name in enumerate(order)}
+    assert len(place) == len(order)
+    for i, piece in enumerate(pieces):
+        stages = [LOAD, BOUND, ROUND, SUM, FINISH]
+        assert sorted(stages, key=lambda kind: place[kind, i]) == stages
+        assert place[SUM_LEFT, i] < place[ADD, i] < place[FINISH, i]
+        assert place[ROUND, i] > place[UNIT + UNIT_STEPS - 2, piece.chunk]
+        if i:
+            assert place[BOUND, i] > place[BOUND, i - 1]
+        if chunks[piece.chunk].first + piece.first > 0:
+            assert place[SUM, i] > place[SUM, i - 1]
+            assert place[SUM_LEFT, i] > place[SUM_LEFT, i - 1]
 
 
 @pytest.mark.parametrize("lnc", [1, 2])

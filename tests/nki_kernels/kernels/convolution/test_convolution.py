@@ -218,3 +218,21 @@ def test_tensor_engine_is_at_its_full_rate_when_the_first_operands_are_there() -
     assert region.kernel == "convolution"
     nbytes = 2 * (x.numel() + weight.numel() + 8 * 2048 * 49)
     assert region.seconds < nbytes / 385e9 / 0.6
+
+
+def test_cores_share_output_channels_where_blocks_are_few() -> None:
+    """Sharing two blocks, both cores would load and transpose all weights, and store rows between
+    each other's."""
+    x, weight = images(1, 256, 1024).bfloat16(), images(256, 256, 3).bfloat16()
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, weight, padding=1)
+
+    seconds = []
+    for lnc in (1, 2):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="trnx", options={**OPTIONS, "lnc": lnc})
+        torch.testing.assert_close(compiled(x, weight), function(x, weight))
+        profile = trnx.profile(compiled, x, weight, target="trn2")
+        seconds.append(sum(region.seconds for region in profile.regions))
+    assert seconds[1] < 0.75 * seconds[0]
