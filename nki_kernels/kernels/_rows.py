@@ -72,6 +72,14 @@ def load_aside(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
         nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
 
 
+def store_late(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
+    """By the queue of loads, which are done, so that it need not wait for the last rows."""
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src)
+    else:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+
+
 def offset_vector(tile: nl.NkiTensor, offset: float) -> nl.NkiTensor:
     """`tile + offset` in float32; the tile itself where there is nothing to add."""
     if offset == 0.0:

@@ -21,7 +21,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._half_rows import HalfRows, pieces_of
-from trnx.nki_kernels.kernels._identity import identity_of
+from trnx.nki_kernels.kernels._identity import fill_diagonals
 from trnx.nki_kernels.kernels._long_rows import store_statistics
 from trnx.nki_kernels.kernels._rows import load_aside, rows_of
 from trnx.nki_kernels.kernels._turned_statistics import (
@@ -263,14 +263,7 @@ def _fill_parameters(p: Parameters) -> None:
     for i in range(2):
         nisa.nc_transpose(dst=bank[:, i], data=p.square[:, i], engine=nisa.engine.tensor)
     nisa.activation(dst=p.both, op=nl.copy, data=bank)
-    weights = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=weights, op=nl.copy, data=bank[:, 0])
-    identity = identity_of(p.diagonals.dtype)
-    for block in range(blocks):
-        nisa.activation(
-            dst=p.diagonals[:, block], op=nl.copy, data=identity,
-            scale=weights[:, block : block + 1],
-        )  # fmt: skip
+    fill_diagonals(p.diagonals, bank[:, 0])
     _spread(p.lines, p.rows)
 
 

@@ -3,14 +3,16 @@
 Pattern `aten.native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, mask)`
 with all three gradients wanted; float32, bfloat16 or float16, float32 inside. TensorE adds the
 gradients of weight and bias up in PSUM, over the rows of all tiles; ScalarE sums rows up and scales
-them, VectorE and GpSimd multiply.
+them, VectorE and GpSimd multiply. Of many long rows in half precision TensorE multiplies, too
+(`_turned_layer_norm_backward.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import nki
 import nki.isa as nisa
@@ -19,7 +21,21 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import is_first, is_last, share_of, sum_of_parts
-from trnx.nki_kernels.kernels._rows import load_aside, run_of
+from trnx.nki_kernels.kernels._layer_norm_gradients import (
+    Source,
+    begin,
+    begin_line,
+    end_line,
+    finish,
+    line_of,
+    load_tile,
+    no_tiles,
+    statistics_of,
+    sum_up,
+    weigh,
+)
+from trnx.nki_kernels.kernels._rows import load_vector, run_of, store_late
+from trnx.nki_kernels.kernels._turned_layer_norm_backward import turned_layer_norm_backward_kernel
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -34,11 +50,16 @@ _VECTOR_BYTES = 12
 _LAGS = (((2, 3), 60, 76), ((1, 2), 34, 42))
 # Tiles of a core that are so few that the time of the first one matters, by schedule.
 _FEW = 4
-# Tiles whose means and rstds one DMA loads: 256 bytes of a partition each.
-_TILES_TOGETHER = 64
 # Percent of the columns of a tile of wide rows that VectorE weighs, GpSimd the others, by schedule.
 _ON_VECTOR = 46
 _ON_VECTOR_OF_FEW = 96
+# Where products turn the gradient: of rows up to so many columns, the elements of a core from which
+# on that is faster, and the percent of the turned blocks that ScalarE copies, and of the columns
+# whose sums it takes, by schedule.
+_TURNED = ((1024, 4 << 20, (85, 15)), (4096, 2 << 20, (100, 10)))
+_CHUNK = 3072  # elements of a partition of a chunk
+_LEAST_COLUMNS, _MOST_COLUMNS = 512, 4096  # PSUM has room for the sums of so many
+_MOST_ROWS = 1 << 16  # of a core; SBUF keeps the sums of all
 aten = torch.ops.aten
 
 
@@ -76,7 +97,7 @@ def layer_norm_backward_kernel(
         shape = (cores, pmax, 2 * blocks)
         parts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
     weights = []  # type: list[nl.NkiTensor]
-    tiles = []  # type: list[Tile]
+    tiles = no_tiles()
     totals = []  # type: list[nl.NkiTensor]
     spare = []  # type: list[nl.NkiTensor]
     first, last = share_of(rows, cores)
@@ -86,36 +107,36 @@ def layer_norm_backward_kernel(
     for step in range(count + late if count > 0 else 0):
         if step < count:
             start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
-            data = _load(x.reshape((rows, columns))[start:end])
-            gradient = _load(grad.reshape((rows, columns))[start:end])
+            data = load_tile(x.reshape((rows, columns))[start:end])
+            gradient = load_tile(grad.reshape((rows, columns))[start:end])
             if step == 0:
-                weights.append(_load_weights(weight))
-            of_rows = _statistics_of(source, start, end, last)
-            tiles.append(_begin(data, gradient, weights[0], of_rows))
+                weights.append(load_vector(weight))
+            of_rows = statistics_of(source, start, end, last)
+            tiles.append(begin(data, gradient, weights[0], of_rows))
             _add_up(bias_sums, gradient, ones, step > 0)
             _add_up(weight_sums, tiles[step].product, of_rows.rstd, step > 0)
             totals.append(nl.ndarray((end - start, 2), dtype=nl.float32, buffer=nl.sbuf))
         i = step - lag
         is_due = i >= 0 and i < count
         if is_due and lag > 1:
-            _line(spare[i], tiles[i], totals[i])
+            line_of(spare[i], tiles[i], totals[i])
         if step < count:
-            _sum_up(totals[step][:, 0:1], tiles[step].weighted)
+            sum_up(totals[step][:, 0:1], tiles[step].weighted)
             share = _share(step, lag, count <= _FEW)
-            spare.append(_weigh(tiles[step].product, weights[0], share))
+            spare.append(weigh(tiles[step].product, weights[0], share))
         if is_due and lag == 1:
-            bend, level = _begin_line(tiles[i], totals[i])
+            bend, level = begin_line(tiles[i], totals[i])
         if step < count:
-            _sum_up(totals[step][:, 1:2], spare[step])
+            sum_up(totals[step][:, 1:2], spare[step])
         if is_due and lag == 1:
-            _end_line(spare[i], tiles[i], bend, level)
+            end_line(spare[i], tiles[i], bend, level)
         if lag == 0:
-            _line(spare[step], tiles[step], totals[step])
+            line_of(spare[step], tiles[step], totals[step])
         if parts is not None and step == min(count, count + late - 1):
             _exchange(parts, weight_sums, bias_sums, columns)
         i = step - late
         if i >= 0:
-            _finish(dx, first + i * pmax, tiles[i], spare[i])
+            finish(dx, first + i * pmax, tiles[i], spare[i])
     if parts is not None:
         total = sum_of_parts(parts)
         weight_sums, bias_sums = total[:, 0:blocks], total[:, blocks : 2 * blocks]
@@ -124,135 +145,6 @@ def layer_norm_backward_kernel(
     if is_last(cores):
         _store_sums(dbias.reshape((columns,)), bias_sums)
     return dx, dweight, dbias
-
-
-class RowValues(NamedTuple):
-    """Of the rows of a tile, `[rows, 1]` in float32: mean, its negative, rstd, and what the sums of
-    a row are multiplied with: `scale` is -rstd / columns, `square` rstd^2. `tilt` is -mean * scale,
-    where ScalarE computes the lines of rows."""
-
-    mean: nl.NkiTensor
-    negmean: nl.NkiTensor
-    rstd: nl.NkiTensor
-    scale: nl.NkiTensor
-    square: nl.NkiTensor
-    tilt: nl.NkiTensor
-
-
-class Source(NamedTuple):
-    """`mean` and `rstd`, one value a row, in HBM. `group`: the first row of the newest tiles that
-    one DMA loaded, and their values, `[128, tiles]`; none at first. `tilts`: those are wanted."""
-
-    mean: nl.NkiTensor
-    rstd: nl.NkiTensor
-    columns: int
-    tilts: bool
-    group: list[tuple[int, RowValues]]
-
-
-class Tile(NamedTuple):
-    """Rows of x, of the gradient times the weights, and of the gradient times the centred x."""
-
-    x: nl.NkiTensor
-    weighted: nl.NkiTensor
-    product: nl.NkiTensor
-    rows: RowValues
-
-
-def _load(source: nl.NkiTensor) -> nl.NkiTensor:
-    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=source)
-    return tile
-
-
-def _store_late(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
-    """By the queue of loads, which are done, so that it need not wait for the last rows."""
-    if nisa.get_nc_version() == nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src)
-    else:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
-
-
-def _load_weights(weight: nl.NkiTensor) -> nl.NkiTensor:
-    """In every partition."""
-    tile = nl.ndarray((nl.tile_size.pmax, weight.size), dtype=weight.dtype, buffer=nl.sbuf)
-    row = weight.reshape((1, weight.size))
-    nisa.dma_copy(dst=tile, src=row.broadcast(0, nl.tile_size.pmax))
-    return tile
-
-
-def _statistics_of(s: Source, start: int, end: int, last: int) -> RowValues:
-    """Those of rows `start .. end`; rows up to `last` follow."""
-    pmax = nl.tile_size.pmax
-    if len(s.group) == 0 or start - s.group[0][0] >= pmax * _TILES_TOGETHER:
-        until = min(last, start + pmax * _TILES_TOGETHER)
-        values = _row_values(s, start, until)
-        if len(s.group) > 0:
-            s.group.pop()
-        s.group.append((start, values))
-    first, values = s.group[0]
-    i = (start - first) // pmax
-    rows = end - start
-    return RowValues(
-        values.mean[0:rows, i : i + 1],
-        values.negmean[0:rows, i : i + 1],
-        values.rstd[0:rows, i : i + 1],
-        values.scale[0:rows, i : i + 1],
-        values.square[0:rows, i : i + 1],
-        values.tilt[0:rows, i : i + 1],
-    )
-
-
-def _row_values(s: Source, start: int, end: int) -> RowValues:
-    """`[128, tiles]` of each."""
-    means = _load_columns(s.mean, start, end)
-    rstds = _load_columns(s.rstd, start, end)
-    negmeans = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=negmeans, op=nl.copy, data=means, scale=-1.0)
-    scales = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=scales, op=nl.copy, data=rstds, scale=-1.0 / s.columns)
-    squares = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=squares, op=nl.square, data=rstds)
-    tilts = nl.ndarray(means.shape, dtype=nl.float32, buffer=nl.sbuf)
-    if s.tilts:
-        nisa.tensor_tensor(dst=tilts, data1=negmeans, data2=scales, op=nl.multiply)
-    return RowValues(means, negmeans, rstds, scales, squares, tilts)
-
-
-def _load_columns(source: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-    """`[128, tiles]` in float32: rows `start .. end` of a vector, 128 a column; zeros behind the
-    last one."""
-    pmax = nl.tile_size.pmax
-    whole, rest = (end - start) // pmax, (end - start) % pmax
-    tiles = whole + (1 if rest > 0 else 0)
-    tile = nl.ndarray((pmax, tiles), dtype=source.dtype, buffer=nl.sbuf)
-    middle = start + whole * pmax
-    if rest > 0:
-        nisa.memset(dst=tile[:, whole:tiles], value=0.0)
-        load_aside(tile[0:rest, whole:tiles], source[middle:end].reshape((rest, 1)))
-    if whole > 0:
-        src = source[start:middle].reshape((whole, pmax)).permute((1, 0))
-        load_aside(tile[:, 0:whole], src)
-    if source.dtype == nl.float32:
-        return tile
-    wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=wide, op=nl.copy, data=tile)
-    return wide
-
-
-def _begin(x: nl.NkiTensor, grad: nl.NkiTensor, weights: nl.NkiTensor, rows: RowValues) -> Tile:
-    """What is multiplied with the gradient."""
-    product = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=product, data=x, op0=nl.subtract, operand0=rows.mean, op1=nl.multiply, operand1=grad
-    )
-    return Tile(x, _multiply(grad, weights, nisa.engine.gpsimd), product, rows)
-
-
-def _multiply(a: nl.NkiTensor, b: nl.NkiTensor, engine: object) -> nl.NkiTensor:
-    product = nl.ndarray(a.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=product, data1=a, data2=b[0 : a.shape[0]], op=nl.multiply, engine=engine)
-    return product
 
 
 def _add_up(
@@ -277,81 +169,6 @@ def _share(number: int, lag: int, few: bool) -> int:
         return _ON_VECTOR_OF_FEW if few else _ON_VECTOR
     by_vector = number % 3 == 0 or (few and number % 3 == 1)
     return 100 if by_vector else 0
-
-
-def _weigh(product: nl.NkiTensor, weights: nl.NkiTensor, share: int) -> nl.NkiTensor:
-    """product * weights: VectorE `share` percent of the columns, GpSimd the others."""
-    rows, columns = product.shape
-    result = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
-    end = columns * share // 100
-    vector, gpsimd = nisa.engine.vector, nisa.engine.gpsimd
-    for start, stop, engine in ((0, end, vector), (end, columns, gpsimd)):
-        if start < stop:
-            nisa.tensor_tensor(
-                dst=result[:, start:stop], data1=product[:, start:stop],
-                data2=weights[0:rows, start:stop], op=nl.multiply, engine=engine,
-            )  # fmt: skip
-    return result
-
-
-def _sum_up(total: nl.NkiTensor, data: nl.NkiTensor) -> None:
-    """total[rows, 1] = the sum of each row, on ScalarE."""
-    nisa.activation(
-        dst=data, op=nl.copy, data=data, reduce_op=nl.add, reduce_res=total,
-        reduce_cmd=nisa.reduce_cmd.reset_reduce,
-    )  # fmt: skip
-
-
-def _line(line: nl.NkiTensor, tile: Tile, totals: nl.NkiTensor) -> None:
-    """line = `x * slope + shift`, both of a row, which is -rstd * (mean(weighted) + (x - mean) *
-    rstd^2 * mean(weighted * (x - mean)))."""
-    rows = tile.rows
-    slope = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=slope, data=totals[:, 1:2], op0=nl.multiply, operand0=rows.square,
-        op1=nl.multiply, operand1=rows.scale,
-    )  # fmt: skip
-    shift = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=shift, data1=totals[:, 0:1], data2=rows.scale, op=nl.multiply)
-    nisa.scalar_tensor_tensor(
-        dst=shift, data=slope, op0=nl.multiply, operand0=rows.negmean, op1=nl.add, operand1=shift
-    )
-    nisa.activation(dst=line, op=nl.copy, data=tile.x, scale=slope, bias=shift)
-
-
-def _begin_line(tile: Tile, totals: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """What `_line` needs of the sums, by ScalarE, which would wait for the two others where tiles
-    are long: `mean(weighted * (x - mean)) * rstd^2 * columns`, `-rstd * mean(weighted)`."""
-    rows = tile.rows
-    bend = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=bend, op=nl.copy, data=totals[:, 1:2], scale=rows.square)
-    level = nl.ndarray(rows.rstd.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=level, op=nl.copy, data=totals[:, 0:1], scale=rows.scale)
-    return bend, level
-
-
-def _end_line(line: nl.NkiTensor, tile: Tile, bend: nl.NkiTensor, level: nl.NkiTensor) -> None:
-    """`_line` from what `_begin_line` gave."""
-    rows = tile.rows
-    slope = nl.ndarray(level.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=slope, op=nl.copy, data=bend, scale=rows.scale)
-    shift = nl.ndarray(level.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=shift, op=nl.copy, data=bend, scale=rows.tilt, bias=level)
-    nisa.activation(dst=line, op=nl.copy, data=tile.x, scale=slope, bias=shift)
-
-
-def _finish(dx: nl.NkiTensor, start: int, tile: Tile, line: nl.NkiTensor) -> None:
-    """Store weighted * rstd + line."""
-    rows, columns = tile.x.shape
-    result = tile.weighted
-    if dx.dtype != nl.float32:
-        result = nl.ndarray(tile.x.shape, dtype=dx.dtype, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=result, data=tile.weighted, op0=nl.multiply, operand0=tile.rows.rstd,
-        op1=nl.add, operand1=line,
-    )  # fmt: skip
-    flat = dx.reshape((dx.size // columns, columns))
-    nisa.dma_copy(dst=flat[start : start + rows], src=result)
 
 
 def _exchange(
@@ -385,12 +202,12 @@ def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
     if whole > 0:
         nisa.tensor_copy(dst=rounded[:, 0:whole], src=sums[:, 0:whole])
         target = dst[0 : whole * pmax].reshape((whole, pmax)).permute((1, 0))
-        _store_late(target, rounded[:, 0:whole])
+        store_late(target, rounded[:, 0:whole])
     if whole < blocks:
         rest = columns - whole * pmax
         nisa.tensor_copy(dst=rounded[0:rest, whole:blocks], src=sums[0:rest, whole:blocks])
         target = dst[whole * pmax : columns].reshape((rest, 1))
-        _store_late(target, rounded[0:rest, whole:blocks])
+        store_late(target, rounded[0:rest, whole:blocks])
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
@@ -412,11 +229,29 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """Neither the bias nor the numbers are read; tiles overlap as far as they fit."""
     columns = math.prod(b.normalized_shape)
+    if _is_turned(b, columns, hw):
+        shares = next(pair for most, _, pair in _TURNED if columns <= most)
+        plan = (max(1, _CHUNK // columns), *shares)
+        launch = Launch.of(turned_layer_norm_backward_kernel, b, _TENSORS, *plan)
+        return replace(launch, unknown_trips=0)
     room = hw.sbuf_partition_bytes * 15 // 16
     for lags, halves, floats in _LAGS:
         if columns * (halves if b.x.dtype.itemsize < 4 else floats) <= room:
             return Launch.of(layer_norm_backward_kernel, b, _TENSORS, *lags)
     return Launch.of(layer_norm_backward_kernel, b, _TENSORS, 0, 0)
+
+
+def _is_turned(b: Bindings, columns: int, hw: Hardware) -> bool:
+    """Whether TensorE multiplies with the weight: where whole blocks fit, and the stages pay."""
+    if hw.generation < 3 or b.x.dtype.itemsize != 2:
+        return False
+    if b.grad.dtype != b.x.dtype or b.weight.dtype != b.x.dtype:
+        return False
+    if columns % hw.partitions or not _LEAST_COLUMNS <= columns <= _MOST_COLUMNS:
+        return False
+    least = next(elements for most, elements, _ in _TURNED if columns <= most)
+    elements = b.x.numel // hw.cores
+    return bool(least <= elements <= _MOST_ROWS * columns)
 
 
 def cost(b: Bindings) -> Cost:
