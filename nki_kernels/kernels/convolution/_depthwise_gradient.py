@@ -37,7 +37,7 @@ from trnx.nki_kernels.kernels.convolution._strips import (
     window_heights,
 )
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
-from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis
+from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis, row_axis_of
 
 # Products, at half rate: as long as DMA takes for the first operands.
 _WARM_UP = 22
@@ -128,7 +128,7 @@ def depthwise_gradient_kernel(
     strips = Strips(number, rows, parts, lanes, shift, channels, few == 1)
     first, end = share_of(shape[0], cores, lanes)
     if first < end:
-        both = (_axis_of(axes[0]), _axis_of(axes[1]))
+        both = (row_axis_of(axes[0]), row_axis_of(axes[1]))
         for _ in nl.dynamic_range(_gradient(out, dense, window, both, strips, (first, end))):
             some = nl.ds(first, end - first)
             weight_gradient(
@@ -136,11 +136,6 @@ def depthwise_gradient_kernel(
                 (keeps, False, is_static), 0,
             )  # fmt: skip
     return out
-
-
-def _axis_of(numbers: tuple[int, ...]) -> RowAxis:
-    long, short, kernel, stride, padding, dilation = numbers
-    return RowAxis(long, short, kernel, stride, padding, dilation)
 
 
 def tile_of(strips: Strips) -> int:

@@ -113,7 +113,7 @@ def weight_rows_kernel(
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     flat = out.reshape((shape[0], shape[1], shape[2] * shape[3]))
-    axes = (_axis_of(numbers[0]), _axis_of(numbers[1]))
+    axes = (row_axis_of(numbers[0]), row_axis_of(numbers[1]))
     long, short = (x, grad) if transposed else (grad, x)
     if is_turned:
         long, short = short, long
@@ -124,7 +124,7 @@ def weight_rows_kernel(
     return out
 
 
-def _axis_of(numbers: tuple[int, ...]) -> RowAxis:
+def row_axis_of(numbers: tuple[int, ...]) -> RowAxis:
     long, short, kernel, stride, padding, dilation = numbers
     return RowAxis(long, short, kernel, stride, padding, dilation)
 
@@ -144,7 +144,7 @@ def _gradient(
     for first in range(0, channels, pmax):
         size = (min(pmax, channels - first), kernel[0], few, kernel[1])
         banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
-    columns = _columns(axes[1])
+    columns = columns_of(axes[1])
     for rows in rows_of(long.shape[0], axes[0]):
         moving = _load_short(short, rows, axes[0])
         for index in range(len(banks)):
@@ -166,7 +166,7 @@ def _gradient(
         nisa.dma_copy(dst=out[nl.ds(index * pmax, bank.shape[0])], src=data)
 
 
-def _columns(axis: RowAxis) -> list[int]:
+def columns_of(axis: RowAxis) -> list[int]:
     """Those that a kernel column reaches; first one that all do, which gives sums their value."""
     found: list[int] = []
     is_whole = False

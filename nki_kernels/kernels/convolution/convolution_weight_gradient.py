@@ -15,6 +15,8 @@ import nki.language as nl
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient import depthwise_gradient_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient_host import strips_plan
 from trnx.nki_kernels.kernels.convolution._descriptors import is_gradient_static
+from trnx.nki_kernels.kernels.convolution._strips_gradient import strips_gradient_kernel
+from trnx.nki_kernels.kernels.convolution._strips_host import cut_plan
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
 from trnx.nki_kernels.kernels.convolution._weight_host import (
     cost,
@@ -77,6 +79,14 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         how = (tuple(tuple(axis) for axis in both), (*strips[:6], int(strips.is_static)))
         rest = (together, numbers, kept, few)
         launch = Launch.of(depthwise_gradient_kernel, b, names, b.weight.shape, *how, *rest)
+        return replace(launch, unknown_trips=0)
+    if (cut := cut_plan(b, windows_of(b), hw)) is not None:
+        both, parts = cut
+        axes = tuple(tuple(axis) for axis in both)
+        how = (*parts[:4], int(parts.turns), int(parts.is_static))
+        launch = Launch.of(
+            strips_gradient_kernel, b, names, b.weight.shape, axes, how, numbers, kept, few
+        )
         return replace(launch, unknown_trips=0)
     more = (b.weight.shape, b.groups, together, numbers, kept, is_turned, few)
     return Launch.of(kernel, b, names, *more)
