@@ -102,7 +102,7 @@ def load_strips(
         nisa.memset(dst=tile[:, count:], value=0.0, engine=nisa.engine.gpsimd)
     top = max(0, -heights.begin)
     last = heights.begin + (source.number - 1) * heights.step
-    bottom = max(0, last + heights.rows - height)
+    bottom = min(heights.rows, max(0, last + heights.rows - height))
     begin = 1 if top > 0 and first == 0 else 0
     stop = count - 1 if bottom > 0 and end == every else count
     if begin < stop:

@@ -46,12 +46,14 @@ _WARM_UP = 22
 
 
 class Cut(NamedTuple):
-    """How strips are multiplied: their number and rows; channels of the window in a product;
-    columns of the array that it has; whether TensorE transposes the gradient; as in `load`.
+    """How strips are multiplied: their number and rows, and those of the gradient that are loaded
+    together; channels of the window in a product; columns of the array that it has; whether TensorE
+    transposes the gradient; as in `load`.
     """
 
     number: int
     rows: int
+    together: int
     lanes: int
     tile: int
     turns: bool
@@ -113,8 +115,8 @@ def strips_gradient_kernel(
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     dense, window = (x, grad) if transposed else (grad, x)
-    number, rows, lanes, tile, turns, few = how
-    cut = Cut(number, rows, lanes, tile, turns == 1, few == 1)
+    number, rows, together, lanes, tile, turns, few = how
+    cut = Cut(number, rows, together, lanes, tile, turns == 1, few == 1)
     first, end = share_of(shape[1], cores, lanes)
     if first < end:
         both = (row_axis_of(axes[0]), row_axis_of(axes[1]))
@@ -155,17 +157,23 @@ def _gradient(
     heights = window_heights(axes[0], cut.rows)
     lefts: list[Left] = []
     rights: list[Loaded] = []
-    for block in range(max(blocks, pieces)):
-        if block < blocks:
-            some = min(pmax, dense.shape[1] - block * pmax)
-            lefts.append(_load_left(given, block * pmax, some))
-        if block == 0 or block >= blocks:
-            rights.append(_load_right(given, channels, len(rights), heights))
-    while len(rights) < pieces:
-        rights.append(_load_right(given, channels, len(rights), heights))
+    for block in range(blocks):
+        count = min(pmax, dense.shape[1] - block * pmax)
+        if cut.turns:
+            lefts.append(_load_left(given, block * pmax, count))
+        if block == 0:
+            # In front of the gradient, which no instruction has to turn, as zeros have to come.
+            rights.append(_load_right(given, channels, 0, heights))
+        if not cut.turns:
+            lefts.append(_load_left(given, block * pmax, count))
+    for piece in range(1, pieces):
+        rights.append(_load_right(given, channels, piece, heights))
     waiting: list[Sums] = []
+    finish_strips(rights[0], dense.shape[0])
     for piece in range(pieces):
-        finish_strips(rights[piece], dense.shape[0])
+        if piece + 1 < pieces:
+            # In front of what ScalarE and VectorE do behind these products.
+            finish_strips(rights[piece + 1], dense.shape[0])
         for block in range(blocks):
             left = lefts[block]
             if piece == 0:
@@ -198,10 +206,11 @@ def _load_left(given: Given, first: int, count: int) -> Left:
         load(raw, part, False, cut.is_static)
         left.raw.append(raw)
     else:
-        # Of the last strip the rows that an image has: no product takes others.
-        last = given.axes[0].long - (cut.number - 1) * cut.rows
-        heights = Heights(cut.rows, last, 0, cut.rows)
-        left.strips.append(load_strips(given.dense, 0, (first, first + count), count, heights))
+        # The first rows by themselves, so that products start early.
+        for row in range(0, cut.rows, cut.together):
+            # No product takes rows below an image, so zeros need not come there.
+            heights = Heights(min(cut.together, cut.rows - row), 0, row, cut.rows)
+            left.strips.append(load_strips(given.dense, 0, (first, first + count), count, heights))
     return left
 
 
@@ -217,7 +226,8 @@ def _finish_left(given: Given, left: Left) -> None:
             some = slice(row, row + (strips - 1) * rows + 1, rows)
             left.rows.append(_turned(left.raw[0][:, :, some], row))
         else:
-            part = left.strips[0].tile[0 : strips * images, :, row]
+            loaded = left.strips[row // given.cut.together]
+            part = loaded.tile[0 : strips * images, :, row % given.cut.together]
             left.rows.append(part.permute((0, 2, 1)))
 
 
@@ -245,9 +255,9 @@ def _spots(given: Given) -> list[tuple[int, int]]:
     whole: list[tuple[int, int]] = []
     others: list[tuple[int, int]] = []
     axis = given.axes[1]
-    for column in columns_of(axis):
-        first, end = reached(axis, column)
-        for row in range(given.cut.rows):
+    for row in range(given.cut.rows):
+        for column in columns_of(axis):
+            first, end = reached(axis, column)
             if end - first == axis.kernel:
                 whole.append((row, column))
             else:

@@ -21,6 +21,8 @@ _TILES = (32, 64)
 PARTITIONS_PER_ENGINE, DESCRIPTOR_BYTES = 8, 161
 # Pieces of the window, so that products start early, and columns that a product has at least.
 _PIECES, _LEAST_COLUMNS = 4, 128
+# Bytes of a row of a strip that is loaded by itself, at least.
+_LEAST_RUN = 192
 # Bytes of a partition for both tensors.
 _MOST_BYTES = 131072
 # For a transfer's start and end, and for what is done after the last product.
@@ -80,7 +82,8 @@ def _cuts(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> Iterato
         for turns in (False, True):
             descriptors = images * number * width
             descriptors += images * channels * (1 if turns else number)
-            cut = Cut(number, each, lanes, tile, turns, descriptors <= MOST_DESCRIPTORS)
+            together = min(each, -(-_LEAST_RUN // (columns.long * b.x.dtype.itemsize)))
+            cut = Cut(number, each, together, lanes, tile, turns, descriptors <= MOST_DESCRIPTORS)
             if _bytes(b, rows, columns, cut, hw) <= _MOST_BYTES:
                 yield cut
 
@@ -115,4 +118,6 @@ def _seconds(b: Bindings, rows: RowAxis, columns: RowAxis, cut: Cut, hw: Hardwar
     slow = 2 if lanes <= hw.partitions // 2 else 1
     tensor = slow * products / hw.pe_clock
     first = dense / blocks + window * cut.lanes / width
+    if not cut.turns:
+        first -= dense / blocks * (1 - cut.together / cut.rows)
     return float(max(tensor + first, dense + window + tensor * cut.lanes / width) + _ENDS_SECONDS)

@@ -83,7 +83,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if (cut := cut_plan(b, windows_of(b), hw)) is not None:
         both, parts = cut
         axes = tuple(tuple(axis) for axis in both)
-        how = (*parts[:4], int(parts.turns), int(parts.is_static))
+        how = (*parts[:5], int(parts.turns), int(parts.is_static))
         launch = Launch.of(
             strips_gradient_kernel, b, names, b.weight.shape, axes, how, numbers, kept, few
         )
