@@ -21,7 +21,6 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
-from trnx.nki_kernels.kernels.convolution._depthwise_operands import diagonal_of
 from trnx.nki_kernels.kernels.convolution._product import load, store
 from trnx.nki_kernels.kernels.convolution._strips import (
     Heights,
@@ -33,7 +32,7 @@ from trnx.nki_kernels.kernels.convolution._strips import (
     window_heights,
 )
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
-from trnx.nki_kernels.kernels.convolution._weight_product import copy_out
+from trnx.nki_kernels.kernels.convolution._weight_product import copy_out, sum_of_sides
 from trnx.nki_kernels.kernels.convolution._weight_rows import (
     RowAxis,
     columns_of,
@@ -61,16 +60,13 @@ class Cut(NamedTuple):
 
 
 class Given(NamedTuple):
-    """`dense` is multiplied with `window`, to `out[a, b, kernel rows, kernel columns]`;
-    `ones[128, tile]` is 1 where a partition has a row of a tile.
-    """
+    """`dense` is multiplied with `window`, to `out[a, b, kernel rows, kernel columns]`."""
 
     out: nl.NkiTensor
     dense: Source
     window: Source
     axes: tuple[RowAxis, RowAxis]
     cut: Cut
-    ones: list[nl.NkiTensor]
 
 
 class Left(NamedTuple):
@@ -141,14 +137,11 @@ def _gradient(
     warm_up(_WARM_UP)
     pmax = nl.tile_size.pmax
     kept = kept_of(cut.number, dense.shape[0], 1)
-    ones: list[nl.NkiTensor] = []
-    if cut.tile < pmax:
-        ones.append(diagonal_of(nl.float32, cut.tile))
     sources = (
         Source(dense, cut.number, kept, cut.is_static),
         Source(window, cut.number, kept, cut.is_static),
     )
-    given = Given(out, sources[0], sources[1], axes, cut, ones)
+    given = Given(out, sources[0], sources[1], axes, cut)
     first, end = channels
     blocks = (dense.shape[1] + pmax - 1) // pmax
     pieces = (end - first + cut.lanes - 1) // cut.lanes
@@ -300,13 +293,10 @@ def _multiply(given: Given, left: Left, right: Loaded) -> nl.NkiTensor:
 
 def _take_out(given: Given, sums: Sums) -> None:
     """The result of some channels: its sums over the sides, rounded, and their total."""
-    bank, tile = sums.bank, given.cut.tile
+    bank = sums.bank
     count = sums.total.shape[0]
     if bank.shape[0] > count:
-        wide = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=wide, src=bank, engine=nisa.engine.vector)
-        bank = nl.ndarray((tile, *bank.shape[1:]), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=bank, stationary=given.ones[0], moving=wide, is_stationary_onezero=True)
+        bank = sum_of_sides(bank, given.cut.tile)
     channels, taps = bank.shape[1], bank.shape[2] * bank.shape[3]
     result = nl.ndarray((count, channels, taps), dtype=given.out.dtype, buffer=nl.sbuf)
     nisa.activation(

@@ -11,12 +11,11 @@ from trnx.nki_kernels.kernels.convolution._geometry import Window
 from trnx.nki_kernels.kernels.convolution._strips import reach_of
 from trnx.nki_kernels.kernels.convolution._strips_gradient import Cut
 from trnx.nki_kernels.kernels.convolution._weight_host import tensor_seconds
-from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis, columns_of, reached
+from trnx.nki_kernels.kernels.convolution._weight_product import TILES
+from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis, whole_columns
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 
-# Columns of tiles of the array, below all of them.
-_TILES = (32, 64)
 # Partitions that a DMA engine serves, and bytes that it moves in the time of a descriptor.
 PARTITIONS_PER_ENGINE, DESCRIPTOR_BYTES = 8, 161
 # Pieces of the window, so that products start early, and columns that a product has at least.
@@ -71,9 +70,8 @@ def _cuts(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> Iterato
     images = int(b.x.shape[0])
     channels, width = b.weight.shape[:2]
     taps = rows.kernel * columns.kernel
-    tile = channels if channels in _TILES else hw.partitions
-    reaches = [reached(columns, column) for column in columns_of(columns)]
-    whole = sum(end - first == columns.kernel for first, end in reaches)
+    tile = channels if channels in TILES else hw.partitions
+    whole = whole_columns(columns)
     most = min(float32_per_bank(hw) // taps, max(-(-width // _PIECES), -(-_LEAST_COLUMNS // taps)))
     lanes = -(-width // -(-width // most))
     for number, each in strips_of(rows, hw.partitions // images):
