@@ -70,13 +70,13 @@ class Given(NamedTuple):
 
 
 class Left(NamedTuple):
-    """`count` channels `first ..` of the gradient: as strips, or as `[channels, images, rows,
+    """`number` channels `first ..` of the gradient: as strips, or as `[channels, images, rows,
     columns]`, which TensorE transposes; and for each row of a strip, once it is there, `[strips of
     images, columns, channels]`.
     """
 
     first: int
-    count: int
+    number: int
     strips: list[Loaded]
     raw: list[nl.NkiTensor]
     rows: list[nl.NkiTensor]
@@ -171,7 +171,7 @@ def _gradient(
             left = lefts[block]
             if piece == 0:
                 _finish_left(given, left)
-            total = totals[0 : left.count, nl.ds(piece * blocks + block, 1)]
+            total = totals[0 : left.number, nl.ds(piece * blocks + block, 1)]
             bank = _multiply(given, left, rights[piece])
             waiting.append(Sums(bank, left.first, first + piece * cut.lanes, total))
             if len(waiting) > 1:
@@ -263,7 +263,12 @@ def _multiply(given: Given, left: Left, right: Loaded) -> nl.NkiTensor:
     cut, axis = given.cut, given.axes[0]
     pmax = nl.tile_size.pmax
     sides = pmax // cut.tile
-    shape = ((sides - 1) * cut.tile + left.count, right.channels, axis.kernel, given.axes[1].kernel)
+    shape = (
+        (sides - 1) * cut.tile + left.number,
+        right.channels,
+        axis.kernel,
+        given.axes[1].kernel,
+    )
     bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     spots = _spots(given)
     for index in range(len(spots)):
@@ -282,7 +287,7 @@ def _multiply(given: Given, left: Left, right: Loaded) -> nl.NkiTensor:
         if sides > 1:
             where, size = (0, side * cut.tile), (pmax, cut.tile)
         nisa.nc_matmul(
-            dst=bank[nl.ds(side * cut.tile, left.count), :, :, first:end],
+            dst=bank[nl.ds(side * cut.tile, left.number), :, :, first:end],
             stationary=stationary,
             moving=right.tile[0 : stationary.shape[0], :, rows, columns],
             tile_position=where,

@@ -336,6 +336,9 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     # Rows of images that are contracted as they are; the window has more channels, or fewer.
     yield sample("stem of wide images", (3, 3, 40, 41), (130, 3, 7, 7), stride=[2, 2],
                  padding=[3, 3])  # fmt: skip
+    for size in (32, 64):  # products run side by side
+        yield sample(f"stem of {size} channels", (4, 3, 40, 100), (size, 3, 5, 5), stride=[2, 2],
+                     padding=[2, 2])  # fmt: skip
     yield sample("few out channels, wide", (3, 130, 9, 50), (4, 130, 3, 3), padding=[1, 1])
     yield sample("wide, dilation", (2, 6, 12, 53), (3, 6, 3, 2), dilation=[2, 3], padding=[2, 1])
     yield sample("wide, 129 rows of 2 bytes", (2, 5, 131, 52), (7, 5, 3, 3), padding=[0, 2], **half)
@@ -368,6 +371,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
                  padding=[1, 2], dilation=[1, 2], **half)  # fmt: skip
     yield sample("depthwise, 2 bytes, transposed", (2, 48, 6, 7), (48, 1, 3, 3), groups=48,
                  padding=[1, 1], stride=[2, 2], transposed=True, **half)  # fmt: skip
+    yield sample("strips of rows, 2 bytes", (8, 33, 14, 28), (64, 33, 3, 3), padding=[1, 1], **half)
     yield sample("depthwise, 2 each", (2, 7, 9, 8), (14, 1, 3, 3), groups=7, stride=[2, 2])
     yield sample("depthwise 7x7", (1, 20, 9, 8), (20, 1, 7, 7), groups=20, padding=[3, 3])
     yield sample("depthwise 1d", (2, 5, 300), (5, 1, 4), groups=5, padding=[3])

@@ -81,15 +81,12 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         launch = Launch.of(depthwise_gradient_kernel, b, names, b.weight.shape, *how, *rest)
         return replace(launch, unknown_trips=0)
     if (cut := cut_plan(b, windows_of(b), hw)) is not None:
-        both, parts = cut
-        axes = tuple(tuple(axis) for axis in both)
-        how = (*parts[:5], int(parts.turns), int(parts.is_static))
-        launch = Launch.of(
-            strips_gradient_kernel, b, names, b.weight.shape, axes, how, numbers, kept, few
-        )
-        return replace(launch, unknown_trips=0)
-    more = (b.weight.shape, b.groups, together, numbers, kept, is_turned, few)
-    return Launch.of(kernel, b, names, *more)
+        fields = tuple(tuple(axis) for axis in cut[0])
+        parts = tuple(int(part) for part in cut[1])
+        more = (b.weight.shape, fields, parts, numbers, kept, few)
+        return replace(Launch.of(strips_gradient_kernel, b, names, *more), unknown_trips=0)
+    plain = (b.groups, together, numbers, kept, is_turned, few)
+    return Launch.of(kernel, b, names, b.weight.shape, *plain)
 
 
 register(
