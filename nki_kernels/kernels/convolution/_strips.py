@@ -40,7 +40,9 @@ class Heights(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows `first .. end` of the strips of a channel, which came by themselves."""
+    """Rows `first .. end` of the strips of some channels, from `channel` on, which came by
+    themselves.
+    """
 
     channel: int
     first: int
@@ -51,7 +53,7 @@ class Piece(NamedTuple):
 class Loaded(NamedTuple):
     """Strips `[strips of images, channels, rows, columns]`, of which `channels` were loaded;
     `zeros`: rows at the top of the first strip, and first and end of those of the last one, where
-    `kept` is 0; pieces of the first and last channel of all.
+    `kept` is 0; pieces of the first and last channels of all.
     """
 
     tile: nl.NkiTensor
@@ -87,11 +89,16 @@ def kept_of(number: int, images: int, parts: int) -> nl.NkiTensor:
 
 
 def load_strips(
-    source: Source, place: int, channels: tuple[int, int], room: int, heights: Heights
+    source: Source,
+    place: int,
+    channels: tuple[int, int],
+    room: int,
+    heights: Heights,
+    apart: int,
 ) -> Loaded:
     """Strips of channels (first, end) on their way to the partitions from `place` on, with zeros
     for as many more as there is room for. There are no rows before the first channel of all and
-    behind the last one, so these come in pieces.
+    behind the last one, so that `apart` channels there come in pieces.
     """
     images, every, height, width = source.tensor.shape
     first, end = channels
@@ -103,16 +110,20 @@ def load_strips(
     top = max(0, -heights.begin)
     last = heights.begin + (source.number - 1) * heights.step
     bottom = min(heights.rows, max(0, last + heights.rows - height))
-    begin = 1 if top > 0 and first == 0 else 0
-    stop = count - 1 if bottom > 0 and end == every else count
+    begin = min(count, apart) if top > 0 and first == 0 else 0
+    stop = max(begin, count - apart) if bottom > 0 and end == every else count
     if begin < stop:
         _transfer(source, tile[:, begin:stop], first + begin, heights.begin, heights.step)
     pieces: list[Piece] = []
-    for channel in range(count):
-        if begin <= channel and channel < stop:
+    low, high = 0, heights.rows
+    spans = [(0, begin), (stop, count)]
+    if begin == stop:
+        spans = [(0, count)]
+    for span in spans:
+        if span[0] == span[1]:
             continue
-        low = top if first + channel == 0 else 0
-        high = heights.rows - bottom if first + channel + 1 == every else heights.rows
+        low = top if first + span[0] == 0 else 0
+        high = heights.rows - bottom if first + span[1] == every else heights.rows
         # Each to a tile of its own, as transfers to one tile would wait for each other.
         for ends in (
             (0, low, 1, source.number),
@@ -120,31 +131,37 @@ def load_strips(
             (high, heights.rows, 0, source.number - 1),
         ):
             if ends[1] > ends[0]:
-                where = (place, first, channel)
-                pieces.append(_load_piece(source, where, heights, ends))
+                pieces.append(_load_piece(source, place, first, span, heights, ends))
     zeros = (top, heights.rows - bottom, heights.needed)
+    if begin == stop:
+        # What the pieces have need not be cleared.
+        zeros = (0 if low > 0 else top, zeros[1], heights.needed if high == heights.rows else 0)
     return Loaded(tile, count, zeros, pieces, source.kept[nl.ds(place, tile.shape[0])])
 
 
 def _load_piece(
-    source: Source, where: tuple[int, int, int], heights: Heights, ends: tuple[int, int, int, int]
+    source: Source,
+    place: int,
+    before: int,
+    span: tuple[int, int],
+    heights: Heights,
+    ends: tuple[int, int, int, int],
 ) -> Piece:
-    """Rows `first .. end` of strips `low .. high` (`ends`), and zeros for those of other strips.
-    `where`: the first partition, the first channel of the tile, and a channel of it.
+    """Rows `first .. end` of strips `low .. high` (`ends`), and zeros for those of other strips:
+    of channels (first, end) of a tile, in front of which are so many.
     """
-    place, before, channel = where
     first, end, low, high = ends
     images = source.tensor.shape[0]
     size = source.number * images
-    shape = (place + size, 1, end - first, source.tensor.shape[3])
+    shape = (place + size, span[1] - span[0], end - first, source.tensor.shape[3])
     tile = nl.ndarray(shape, dtype=source.tensor.dtype, buffer=nl.sbuf)[place:]
     if (high - low) * images < size:
         nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
     if high > low:
         some = tile[low * images : high * images]
         begin = heights.begin + low * heights.step + first
-        _transfer(source, some, before + channel, begin, heights.step)
-    return Piece(channel, first, end, tile)
+        _transfer(source, some, before + span[0], begin, heights.step)
+    return Piece(span[0], first, end, tile)
 
 
 def _transfer(source: Source, target: nl.NkiTensor, channel: int, begin: int, step: int) -> None:
@@ -168,7 +185,7 @@ def finish_strips(loaded: Loaded, images: int) -> None:
     """
     lanes = loaded.tile[:, 0 : loaded.channels]
     for piece in loaded.pieces:
-        target = lanes[:, nl.ds(piece.channel, 1), piece.first : piece.end]
+        target = lanes[:, nl.ds(piece.channel, piece.tile.shape[1]), piece.first : piece.end]
         nisa.tensor_copy(dst=target, src=piece.tile, engine=nisa.engine.vector)
     top, first, end = loaded.zeros
     if top > 0:

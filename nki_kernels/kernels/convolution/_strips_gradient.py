@@ -42,6 +42,8 @@ from trnx.nki_kernels.kernels.convolution._weight_rows import (
 
 # Products, at half rate: as long as DMA takes for the first operands.
 _WARM_UP = 22
+# Channels at the ends of a tensor whose strips come in pieces.
+_APART = 1
 
 
 class Cut(NamedTuple):
@@ -185,7 +187,7 @@ def _load_right(given: Given, channels: tuple[int, int], piece: int, heights: He
     """Piece number `piece` of the channels (first, end) of the window."""
     begin = channels[0] + piece * given.cut.lanes
     end = min(channels[1], begin + given.cut.lanes)
-    return load_strips(given.window, 0, (begin, end), end - begin, heights)
+    return load_strips(given.window, 0, (begin, end), end - begin, heights, _APART)
 
 
 def _load_left(given: Given, first: int, count: int) -> Left:
@@ -203,7 +205,9 @@ def _load_left(given: Given, first: int, count: int) -> Left:
         for row in range(0, cut.rows, cut.together):
             # No product takes rows below an image, so zeros need not come there.
             heights = Heights(min(cut.together, cut.rows - row), 0, row, cut.rows)
-            left.strips.append(load_strips(given.dense, 0, (first, first + count), count, heights))
+            left.strips.append(
+                load_strips(given.dense, 0, (first, first + count), count, heights, _APART)
+            )
     return left
 
 
