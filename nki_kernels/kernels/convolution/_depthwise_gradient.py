@@ -25,9 +25,19 @@ from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._depthwise_operands import diagonal_of
-from trnx.nki_kernels.kernels.convolution._product import load, store, zero
+from trnx.nki_kernels.kernels.convolution._product import store, zero
+from trnx.nki_kernels.kernels.convolution._strips import (
+    Heights,
+    Loaded,
+    Source,
+    finish_strips,
+    kept_of,
+    load_strips,
+    reach_of,
+    window_heights,
+)
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
-from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis
+from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis, row_axis_of
 
 # Products, at half rate: as long as DMA takes for the first operands.
 _WARM_UP = 22
@@ -50,39 +60,17 @@ class Strips(NamedTuple):
 
 
 class Given(NamedTuple):
-    """`dense[N, C, rows, columns]` is multiplied with `window`; `mask[128, lanes]` is 1 where a
-    partition has a channel of the columns, `ones[128, tile]` where it has a row of a tile;
-    `kept[128, 1]` is 0 for the last strip.
+    """`dense` is multiplied with `window`; `mask[128, lanes]` is 1 where a partition has a channel
+    of the columns, `ones[128, tile]` where it has a row of a tile.
     """
 
     out: nl.NkiTensor
-    dense: nl.NkiTensor
-    window: nl.NkiTensor
+    dense: Source
+    window: Source
     axes: tuple[RowAxis, RowAxis]
     strips: Strips
     mask: nl.NkiTensor
     ones: nl.NkiTensor
-    kept: nl.NkiTensor
-
-
-class Piece(NamedTuple):
-    """Rows `first .. end` of strips, which came by themselves."""
-
-    first: int
-    end: int
-    tile: nl.NkiTensor
-
-
-class Loaded(NamedTuple):
-    """Strips of `channels`, padded to whole groups of lanes; `zeros`: rows at the top of the first
-    strip, and first and end of those of the last one, where `kept` is 0; its pieces, if any.
-    """
-
-    tile: nl.NkiTensor
-    channels: int
-    zeros: tuple[int, int, int]
-    pieces: list[Piece]
-    kept: nl.NkiTensor
 
 
 class Chunk(NamedTuple):
@@ -140,7 +128,7 @@ def depthwise_gradient_kernel(
     strips = Strips(number, rows, parts, lanes, shift, channels, few == 1)
     first, end = share_of(shape[0], cores, lanes)
     if first < end:
-        both = (_axis_of(axes[0]), _axis_of(axes[1]))
+        both = (row_axis_of(axes[0]), row_axis_of(axes[1]))
         for _ in nl.dynamic_range(_gradient(out, dense, window, both, strips, (first, end))):
             some = nl.ds(first, end - first)
             weight_gradient(
@@ -150,19 +138,9 @@ def depthwise_gradient_kernel(
     return out
 
 
-def _axis_of(numbers: tuple[int, ...]) -> RowAxis:
-    long, short, kernel, stride, padding, dilation = numbers
-    return RowAxis(long, short, kernel, stride, padding, dilation)
-
-
 def tile_of(strips: Strips) -> int:
     """Columns of a tile of the array."""
     return strips.lanes * strips.shift
-
-
-def reach_of(axis: RowAxis, count: int) -> int:
-    """Elements of the window that so many of the gradient meet."""
-    return (count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
 
 
 def _gradient(
@@ -180,8 +158,10 @@ def _gradient(
     ones = diagonal_of(nl.float32, tile_of(strips))
     taps = axes[0].kernel * axes[1].kernel
     flat = out.reshape((out.shape[0], taps))
-    kept = _kept(strips, dense.shape[0])
-    given = Given(flat, dense, window, axes, strips, mask, ones, kept)
+    kept = kept_of(strips.number, dense.shape[0], strips.parts)
+    left = Source(dense, strips.number, kept, strips.is_static)
+    right = Source(window, strips.number, kept, strips.is_static)
+    given = Given(flat, left, right, axes, strips, mask, ones)
     each = strips.parts * strips.channels
     first, end = channels
     together = max(1, nl.tile_size.psum_bank_fmax // taps)
@@ -208,9 +188,9 @@ def _gradient(
             start = order[len(chunks)]
             chunks.append(_load_chunk(given, start, min(end, start + each)))
         if index == 0:
-            _finish_chunk(given, chunks[0])
+            _finish_chunk(chunks[0], dense.shape[0])
         if index + 1 < len(order):
-            _finish_chunk(given, chunks[index + 1])
+            _finish_chunk(chunks[index + 1], dense.shape[0])
         waiting.append(Sums(chunks[index], _sums_of(given, chunks[index], spots)))
         if len(waiting) > 1:
             # Behind these products, as VectorE has to be done with the sums before.
@@ -231,141 +211,32 @@ def _place(part: int, given: Given) -> int:
     return part * (pmax // given.strips.parts)
 
 
+def _finish_chunk(chunk: Chunk, images: int) -> None:
+    """What is to be done when its strips are there."""
+    for loaded in chunk.loads:
+        finish_strips(loaded, images)
+
+
 def _load_chunk(given: Given, first: int, end: int) -> Chunk:
     """Strips of channels `first .. end`, on their way to SBUF."""
     strips, axis = given.strips, given.axes[0]
-    last = axis.long - (strips.number - 1) * strips.rows
+    # The rows of the gradient below an image are contracted too, and so are zeros.
+    rows = Heights(strips.rows, strips.rows, 0, strips.rows)
     chunk = Chunk(first, end, [], [], [])
     for part in range(strips.parts):
         count = _channels_of(given, chunk, part)
         if count > 0:
-            place = (_place(part, given), first + part * strips.channels)
-            rows = (strips.rows, strips.rows, 0, strips.rows)
-            chunk.loads.append(_load_strips(given, given.dense, place, count, rows))
+            place, channel = _place(part, given), first + part * strips.channels
+            some = (channel, channel + count)
+            room = (count + strips.lanes - 1) // strips.lanes * strips.lanes
+            chunk.loads.append(load_strips(given.dense, place, some, room, rows, strips.channels))
             chunk.dense.append(chunk.loads[-1].tile)
-            step = strips.rows * axis.stride
-            rows = (reach_of(axis, strips.rows), reach_of(axis, last), -axis.padding, step)
-            chunk.loads.append(_load_strips(given, given.window, place, count, rows))
+            heights = window_heights(axis, strips.rows)
+            chunk.loads.append(
+                load_strips(given.window, place, some, room, heights, strips.channels)
+            )
             chunk.window.append(chunk.loads[-1].tile)
     return chunk
-
-
-def _load_strips(
-    given: Given,
-    source: nl.NkiTensor,
-    place: tuple[int, int],
-    channels: int,
-    sizes: tuple[int, int, int, int],
-) -> Loaded:
-    """Strips of some channels. `place`: the first partition and channel; `sizes`: rows, those of
-    the last strip that values meet, the first row of the first strip, and rows between two strips.
-    The rows above and below an image are those of its neighbours; there are none before the first
-    channel of all and behind the last one.
-    """
-    first, channel = place
-    rows, needed, begin, step = sizes
-    images, every, height, width = source.shape
-    strips = given.strips
-    groups = (channels + strips.lanes - 1) // strips.lanes
-    shape = (first + strips.number * images, groups * strips.lanes, rows, width)
-    tile = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)[first:]
-    if channels < tile.shape[1]:
-        nisa.memset(dst=tile[:, channels:], value=0.0, engine=nisa.engine.gpsimd)
-    top = max(0, -begin)
-    bottom = max(0, begin + (strips.number - 1) * step + rows - height)
-    low = top if channel == 0 else 0
-    high = rows - bottom if channel + channels == every else rows
-    pieces: list[Piece] = []
-    if low == 0 and high == rows:
-        _transfer(given, tile[:, 0:channels], source, (channel, begin, step))
-    else:
-        # Each piece to a tile of its own, as transfers to one tile would wait for each other.
-        where = (first, channel, begin, step)
-        for ends in (
-            (0, low, 1, strips.number),
-            (low, high, 0, strips.number),
-            (high, rows, 0, strips.number - 1),
-        ):
-            if ends[1] > ends[0]:
-                pieces.append(_load_piece(given, source, where, channels, ends))
-    zeros = (top if low == 0 else 0, rows - bottom, needed if high == rows else 0)
-    return Loaded(tile, channels, zeros, pieces, given.kept[nl.ds(first, tile.shape[0])])
-
-
-def _load_piece(
-    given: Given,
-    source: nl.NkiTensor,
-    where: tuple[int, int, int, int],
-    channels: int,
-    ends: tuple[int, int, int, int],
-) -> Piece:
-    """Rows `first .. end` of strips `low .. high` (`ends`), and zeros for those of other strips.
-    `where`: the first partition, channel and row, and rows between two strips.
-    """
-    place, channel, begin, step = where
-    first, end, low, high = ends
-    images = source.shape[0]
-    size = given.strips.number * images
-    shape = (place + size, channels, end - first, source.shape[3])
-    tile = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)[place:]
-    if (high - low) * images < size:
-        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
-    if high > low:
-        some = tile[low * images : high * images]
-        _transfer(given, some, source, (channel, begin + low * step + first, step))
-    return Piece(first, end, tile)
-
-
-def _finish_chunk(given: Given, chunk: Chunk) -> None:
-    """What is to be done when the strips are there: put pieces together, and zeros in place of
-    neighbours.
-    """
-    images = given.dense.shape[0]
-    for loaded in chunk.loads:
-        lanes = loaded.tile[:, 0 : loaded.channels]
-        for piece in loaded.pieces:
-            target = lanes[:, :, piece.first : piece.end]
-            nisa.tensor_copy(dst=target, src=piece.tile, engine=nisa.engine.vector)
-        top, first, end = loaded.zeros
-        if top > 0:
-            above = lanes[0:images, :, 0:top]
-            nisa.memset(dst=above, value=0.0, engine=nisa.engine.gpsimd)
-        if end > first:
-            below = lanes[:, :, first:end]
-            nisa.tensor_scalar(
-                dst=below, data=below, op0=nl.multiply, operand0=loaded.kept,
-                engine=nisa.engine.scalar,
-            )  # fmt: skip
-
-
-def _transfer(
-    given: Given, target: nl.NkiTensor, source: nl.NkiTensor, where: tuple[int, int, int]
-) -> None:
-    """`target[strips of images, channels, rows, columns]` <- `source`, by one transfer; `where`: as
-    in `_load_strips`.
-    """
-    channel, begin, step = where
-    images, every, height, width = source.shape
-    pattern = [
-        [step * width, target.shape[0] // images],
-        [every * height * width, images],
-        [height * width, target.shape[1]],
-        [1, target.shape[2] * width],
-    ]
-    data = source.ap(pattern=pattern, offset=(channel * height + begin) * width)
-    load(target, data, False, given.strips.is_static)
-
-
-def _kept(strips: Strips, images: int) -> nl.NkiTensor:
-    """`[128, 1]`: 0 for the last strip of each part, 1 for the others."""
-    column = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=column, value=0.0, engine=nisa.engine.vector)
-    if strips.number > 1:
-        for part in range(strips.parts):
-            first = part * (nl.tile_size.pmax // strips.parts)
-            others = column[nl.ds(first, (strips.number - 1) * images)]
-            nisa.memset(dst=others, value=1.0, engine=nisa.engine.vector)
-    return column
 
 
 def _spots(given: Given) -> list[Spot]:
@@ -431,7 +302,7 @@ def _multiply_spots(
             if not is_whole:
                 some = banks[part][nl.ds(side * tile, tile)]
                 where = (_place(part, given), side * tile)
-                zero(some, given.dense.dtype, where, (size, tile))
+                zero(some, given.dense.tensor.dtype, where, (size, tile))
     for index in range(len(spots)):
         for part in range(len(banks)):
             _multiply(given, banks[part], chunk, part, group, spots[index], index % sides)

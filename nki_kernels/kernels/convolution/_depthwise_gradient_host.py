@@ -8,16 +8,21 @@ import itertools
 from collections.abc import Iterator
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
-from trnx.nki_kernels.kernels.convolution._depthwise_gradient import Strips, reach_of, tile_of
+from trnx.nki_kernels.kernels.convolution._depthwise_gradient import Strips, tile_of
 from trnx.nki_kernels.kernels.convolution._geometry import Window
+from trnx.nki_kernels.kernels.convolution._strips import reach_of
+from trnx.nki_kernels.kernels.convolution._strips_host import (
+    DESCRIPTOR_BYTES,
+    MOST_DESCRIPTORS,
+    PARTITIONS_PER_ENGINE,
+    strips_of,
+)
 from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 
 # Columns of tiles of the array, and cycles between two products of different ones.
 _TILES, _LEAST_CYCLES = (32, 64), 64
-# Partitions that a DMA engine serves, and bytes that it moves in the time of a descriptor.
-_PARTITIONS_PER_ENGINE, _DESCRIPTOR_BYTES = 8, 161
 # Elements that the start of an instruction of VectorE takes the time of.
 _START = 73
 # Bytes of a partition that are loaded at once, at least, and at most by all parts.
@@ -27,8 +32,6 @@ _ENDS_SECONDS = 5e-6
 # Of the other way: its predicted time over that of its products, and of the choice of the diagonal
 # (fitted to layers of ConvNeXt and MobileNetV2).
 _PRODUCTS, _CHOICE = 1.3, 1.2
-# Descriptors that are made before the run, at most.
-_MOST_DESCRIPTORS = 2**15
 
 
 def strips_plan(
@@ -57,15 +60,7 @@ def _candidates(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> I
     """What fits the partitions, a bank and SBUF."""
     images = int(b.x.shape[0])
     for parts in (1, 2, 4):
-        most = min(rows.long, hw.partitions // parts // images)
-        for each in sorted({-(-rows.long // number) for number in range(1, most + 1)}):
-            number = -(-rows.long // each)
-            # The first strip alone has rows above the image, and the last one below it.
-            last = (number - 2) * each * rows.stride - rows.padding + reach_of(rows, each)
-            if number > 1 and (rows.padding > each * rows.stride or last > rows.short):
-                continue
-            if max(rows.padding, last + each * rows.stride - rows.short) > rows.short:
-                continue  # neighbours, which are loaded in place of zeros, have fewer rows
+        for number, each in strips_of(rows, hw.partitions // parts // images):
             for tile, shift in itertools.product(_TILES, (1, 2, 4, 8)):
                 sizes = (number, each, parts, tile // shift, shift)
                 if found := _strips(b, (rows, columns), sizes, hw):
@@ -91,7 +86,7 @@ def _strips(
     groups = min(-(-_LEAST_BYTES // nbytes), _MOST_BYTES // (parts * nbytes), every)
     descriptors = 2 * b.groups * b.x.shape[0] * (number + 1)
     return Strips(
-        number, each, parts, lanes, shift, groups * lanes, descriptors <= _MOST_DESCRIPTORS
+        number, each, parts, lanes, shift, groups * lanes, descriptors <= MOST_DESCRIPTORS
     )
 
 
@@ -108,8 +103,8 @@ def _engines(
     """Seconds of DMA, TensorE and VectorE."""
     images = int(b.x.shape[0])
     runs = (strips.rows * columns.long, reach_of(rows, strips.rows) * columns.short)
-    nbytes = sum(max(_DESCRIPTOR_BYTES, run * b.x.dtype.itemsize) for run in runs)
-    engines = strips.parts * -(-strips.number * images // _PARTITIONS_PER_ENGINE)
+    nbytes = sum(max(DESCRIPTOR_BYTES, run * b.x.dtype.itemsize) for run in runs)
+    engines = strips.parts * -(-strips.number * images // PARTITIONS_PER_ENGINE)
     dma = b.groups * strips.number * images / engines * nbytes / hw.dma_engine_rate
     # Each part has a group of lanes at a time.
     groups = -(-b.groups // (strips.lanes * strips.parts)) * strips.parts

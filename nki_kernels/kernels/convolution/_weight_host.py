@@ -120,32 +120,40 @@ def _tiles(b: Bindings, axes: list[Window], hw: Hardware) -> list[int]:
     """
     columns = _even(axes[2].out, hw.partitions)
     pieces = -(-axes[2].out // columns)
+    most = hw.partitions // columns if pieces == 1 else 1
+    several = {_even(axes[0].out, n) for n in range(1, max(1, most) + 1)}
+    planes = min(sorted(several, reverse=True), key=lambda n: _columns_taken(b, axes, n, hw))
+    left = hw.partitions // (planes * columns) if pieces == 1 else 1
+    return [planes, _even(axes[1].out, left), columns]
+
+
+def _columns_taken(b: Bindings, axes: list[Window], planes: int, hw: Hardware) -> float:
+    """Moving columns of TensorE where so many planes share the partitions."""
+    columns = _even(axes[2].out, hw.partitions)
     products = -(-_rows(b, hw) // hw.partitions)
     width = b.weight.shape[1] * groups_together(b, hw)
     chunks = -(-width // hw.partitions)
+    rows = 1
+    if columns == axes[2].out:
+        rows = _even(axes[1].out, hw.partitions // (planes * columns))
+    turns = -(-axes[1].out // rows)
+    each = 0.0
+    for turn in range(turns):
+        used = planes * columns * ((axes[1].out - 1 - turn) // turns + 1)
+        # Products of 64 rows of the array or fewer run at half rate (docs/timing.md).
+        slow = 2 if used <= hw.partitions // 2 else 1
+        each += slow * products * width * axes[0].kernel * axes[1].kernel * axes[2].kernel
+        each += products * hw.partitions
+    inputs = (turns - 1) * axes[1].stride + (axes[1].kernel - 1) * axes[1].dilation + 1
+    taken = min(inputs, turns * axes[1].kernel)
+    each += taken * axes[0].kernel * axes[2].kernel * chunks * hw.partitions
+    return float(-(-axes[0].out // planes) * each)
 
-    def columns_taken(planes: int) -> float:
-        rows = 1
-        if pieces == 1:
-            rows = _even(axes[1].out, hw.partitions // (planes * columns))
-        turns = -(-axes[1].out // rows)
-        each = 0.0
-        for turn in range(turns):
-            used = planes * columns * ((axes[1].out - 1 - turn) // turns + 1)
-            # Products of 64 rows of the array or fewer run at half rate (docs/timing.md).
-            slow = 2 if used <= hw.partitions // 2 else 1
-            each += slow * products * width * axes[0].kernel * axes[1].kernel * axes[2].kernel
-            each += products * hw.partitions
-        inputs = (turns - 1) * axes[1].stride + (axes[1].kernel - 1) * axes[1].dilation + 1
-        taken = min(inputs, turns * axes[1].kernel)
-        each += taken * axes[0].kernel * axes[2].kernel * chunks * hw.partitions
-        return float(-(-axes[0].out // planes) * each)
 
-    most = hw.partitions // columns if pieces == 1 else 1
-    several = {_even(axes[0].out, n) for n in range(1, max(1, most) + 1)}
-    planes = min(sorted(several, reverse=True), key=columns_taken)
-    left = hw.partitions // (planes * columns) if pieces == 1 else 1
-    return [planes, _even(axes[1].out, left), columns]
+def tensor_seconds(b: Bindings, hw: Hardware) -> float:
+    """Of the products and transposes, position by position."""
+    axes = _axes(b)
+    return _columns_taken(b, axes, _tiles(b, axes, hw)[0], hw) / hw.pe_clock
 
 
 def plan(b: Bindings, hw: Hardware) -> tuple[tuple[int, ...], ...]:
@@ -328,6 +336,9 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     # Rows of images that are contracted as they are; the window has more channels, or fewer.
     yield sample("stem of wide images", (3, 3, 40, 41), (130, 3, 7, 7), stride=[2, 2],
                  padding=[3, 3])  # fmt: skip
+    for size in (32, 64):  # products run side by side
+        yield sample(f"stem of {size} channels", (4, 3, 40, 100), (size, 3, 5, 5), stride=[2, 2],
+                     padding=[2, 2])  # fmt: skip
     yield sample("few out channels, wide", (3, 130, 9, 50), (4, 130, 3, 3), padding=[1, 1])
     yield sample("wide, dilation", (2, 6, 12, 53), (3, 6, 3, 2), dilation=[2, 3], padding=[2, 1])
     yield sample("wide, 129 rows of 2 bytes", (2, 5, 131, 52), (7, 5, 3, 3), padding=[0, 2], **half)
@@ -360,6 +371,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
                  padding=[1, 2], dilation=[1, 2], **half)  # fmt: skip
     yield sample("depthwise, 2 bytes, transposed", (2, 48, 6, 7), (48, 1, 3, 3), groups=48,
                  padding=[1, 1], stride=[2, 2], transposed=True, **half)  # fmt: skip
+    yield sample("strips of rows, 2 bytes", (8, 33, 14, 28), (64, 33, 3, 3), padding=[1, 1], **half)
     yield sample("depthwise, 2 each", (2, 7, 9, 8), (14, 1, 3, 3), groups=7, stride=[2, 2])
     yield sample("depthwise 7x7", (1, 20, 9, 8), (20, 1, 7, 7), groups=20, padding=[3, 3])
     yield sample("depthwise 1d", (2, 5, 300), (5, 1, 4), groups=5, padding=[3])

@@ -20,6 +20,8 @@ from trnx.nki_kernels.kernels.convolution._product import load
 
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 6, 3
+# Columns of the array, below all of them, that products have which run side by side.
+TILES = (32, 64)
 # Bytes of a row below which its descriptor takes much longer than its bytes.
 _SHORT_ROW = 64
 
@@ -221,6 +223,20 @@ def copy_halves(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
     else:
         copy_out(dst[:, :, 0:half], src[:, :, 0:half], turn)
         copy_out(dst[:, :, half:], src[:, :, half:], turn + 1)
+
+
+def sum_of_sides(bank: nl.NkiTensor, tile: int) -> nl.NkiTensor:
+    """`[tile, ...]` in float32, in SBUF: `bank[sides of the array, ...]`, the sides added up."""
+    shape = (tile, *bank.shape[1:])
+    total = bank[0:tile]
+    for first in range(tile, bank.shape[0], tile):
+        # On the partitions of the first one.
+        other = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=other, op=nl.copy, data=bank[nl.ds(first, tile)])
+        more = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=more, data1=total, data2=other, op=nl.add)
+        total = more
+    return total
 
 
 def transposed_gradient(tile: nl.NkiTensor, place: Place, turn: int) -> nl.NkiTensor:

@@ -20,8 +20,10 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels.convolution._weight_product import copy_out
+from trnx.nki_kernels.kernels.convolution._weight_product import TILES, copy_out, sum_of_sides
 
+# Moving columns that the shortest product takes the time of.
+LEAST_COLUMNS = 64
 # Where the rows of a border start, so that they are not all loaded by the same DMA engines.
 _PLACES, _PLACE = 4, 32
 
@@ -89,13 +91,17 @@ def rows_of(images: int, axis: RowAxis) -> list[Rows]:
     # A border has few rows, which may start at four of the partitions.
     together = min(images, pmax)
     places = _PLACES if together <= _PLACE else 1
+    borders: list[Rows] = []
     for number in range(len(others)):
         first, end = reached(axis, others[number])
         for image in range(0, images, together):
             some = min(together, images - image)
             place = number % places * _PLACE
-            found.append(Rows(image, some, others[number], 1, first, end, place))
-    return found
+            borders.append(Rows(image, some, others[number], 1, first, end, place))
+    # Products of several take TensorE long, which else waits for the next rows. One comes last, as
+    # the DMA engine that brings it, alone, would hold up the other rows.
+    place = 1 if len(others) > 1 else len(found)
+    return found[0:place] + borders + found[place:]
 
 
 @nki.jit
@@ -113,7 +119,7 @@ def weight_rows_kernel(
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     flat = out.reshape((shape[0], shape[1], shape[2] * shape[3]))
-    axes = (_axis_of(numbers[0]), _axis_of(numbers[1]))
+    axes = (row_axis_of(numbers[0]), row_axis_of(numbers[1]))
     long, short = (x, grad) if transposed else (grad, x)
     if is_turned:
         long, short = short, long
@@ -124,7 +130,7 @@ def weight_rows_kernel(
     return out
 
 
-def _axis_of(numbers: tuple[int, ...]) -> RowAxis:
+def row_axis_of(numbers: tuple[int, ...]) -> RowAxis:
     long, short, kernel, stride, padding, dilation = numbers
     return RowAxis(long, short, kernel, stride, padding, dilation)
 
@@ -140,21 +146,27 @@ def _gradient(
     pmax = nl.tile_size.pmax
     channels, few = long.shape[1], short.shape[1]
     kernel = (axes[0].kernel, axes[1].kernel)
+    columns = columns_of(axes[1])
+    tile = _tile_of(channels, few * kernel[0] * kernel[1], axes[1])
     banks: list[nl.NkiTensor] = []
     for first in range(0, channels, pmax):
-        size = (min(pmax, channels - first), kernel[0], few, kernel[1])
+        size = (min(pmax, channels - first) * (pmax // tile), kernel[0], few, kernel[1])
         banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
-    columns = _columns(axes[1])
     for rows in rows_of(long.shape[0], axes[0]):
         moving = _load_short(short, rows, axes[0])
         for index in range(len(banks)):
-            stationary = _load_long(long, rows, index * pmax, banks[index].shape[0])
-            for column in columns:
-                _multiply(banks[index], stationary, moving, rows, column, axes)
+            count = min(pmax, channels - index * pmax)
+            stationary = _load_long(long, rows, index * pmax, count)
+            for number in range(len(columns)):
+                side = number % (pmax // tile) * tile
+                some = banks[index][nl.ds(side, count)]
+                _multiply(some, stationary, moving, rows, columns[number], axes, (side, tile))
     for index in range(len(banks)):
         bank = banks[index]
-        tile = nl.ndarray((bank.shape[0], few, kernel[0], kernel[1]), out.dtype, buffer=nl.sbuf)
-        target = tile.permute((0, 2, 1, 3))
+        if tile < pmax:
+            bank = sum_of_sides(bank, tile)
+        result = nl.ndarray((bank.shape[0], few, kernel[0], kernel[1]), out.dtype, buffer=nl.sbuf)
+        target = result.permute((0, 2, 1, 3))
         if is_turned:
             for tap in range(kernel[0] * kernel[1]):
                 row, column = tap // kernel[1], tap % kernel[1]
@@ -162,22 +174,43 @@ def _gradient(
                 copy_out(its, bank[:, row, :, column], tap)
         else:
             copy_out(target, bank, index)
-        data = tile.reshape((bank.shape[0], few, kernel[0] * kernel[1]))
+        data = result.reshape((bank.shape[0], few, kernel[0] * kernel[1]))
         nisa.dma_copy(dst=out[nl.ds(index * pmax, bank.shape[0])], src=data)
 
 
-def _columns(axis: RowAxis) -> list[int]:
-    """Those that a kernel column reaches; first one that all do, which gives sums their value."""
-    found: list[int] = []
-    is_whole = False
+def _tile_of(channels: int, moving: int, axis: RowAxis) -> int:
+    """Columns of the array that a product of so many channels and moving columns has: some where
+    products then run side by side, which those of few columns do not.
+    """
+    pmax = nl.tile_size.pmax  # type: int
+    is_long = moving > LEAST_COLUMNS and channels in TILES
+    # The sums of a side begin with a product for all kernel columns.
+    if nisa.get_nc_version() == nisa.nc_version.gen2 or not is_long:
+        return pmax
+    return channels if whole_columns(axis) >= pmax // channels else pmax
+
+
+def whole_columns(axis: RowAxis) -> int:
+    """How many all kernel columns reach."""
+    count = 0
     for column in range(axis.long):
         first, end = reached(axis, column)
-        if end - first == axis.kernel and not is_whole:
-            found.insert(0, column)
-            is_whole = True
+        if end - first == axis.kernel:
+            count = count + 1
+    return count
+
+
+def columns_of(axis: RowAxis) -> list[int]:
+    """Those that a kernel column reaches; first those that all do, which give sums their value."""
+    whole: list[int] = []
+    others: list[int] = []
+    for column in range(axis.long):
+        first, end = reached(axis, column)
+        if end - first == axis.kernel:
+            whole.append(column)
         elif end > first:
-            found.append(column)
-    return found
+            others.append(column)
+    return whole + others
 
 
 def _load_long(long: nl.NkiTensor, rows: Rows, first: int, count: int) -> nl.NkiTensor:
@@ -222,14 +255,27 @@ def _multiply(
     rows: Rows,
     column: int,
     axes: tuple[RowAxis, RowAxis],
+    columns: tuple[int, int],
 ) -> None:
-    """Add what one column of the long tensor gives at the kernel positions that it meets."""
+    """Add what one column of the long tensor gives at the kernel positions that it meets, by some
+    columns of the array: the first one, and how many.
+    """
     axis = axes[1]
     first, end = reached(axis, column)
     start = column * axis.stride + first * axis.dilation - axis.padding
     some = slice(start, start + (end - first - 1) * axis.dilation + 1, axis.dilation)
+    where: tuple[int, ...] = ()
+    size: tuple[int, ...] = ()
+    if columns[1] < nl.tile_size.pmax:
+        is_few = rows.images * rows.rows <= _PLACE
+        where, size = (
+            (rows.place, columns[0]),
+            (_PLACE if is_few else nl.tile_size.pmax, columns[1]),
+        )
     nisa.nc_matmul(
         dst=bank[:, rows.first : rows.end, :, first:end],
         stationary=stationary[:, :, column],
         moving=moving[:, :, :, some],
+        tile_position=where,
+        tile_size=size,
     )

@@ -5,15 +5,18 @@ from __future__ import annotations
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._geometry import Window
 from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
-from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis, reached
+from trnx.nki_kernels.kernels.convolution._weight_rows import (
+    LEAST_COLUMNS,
+    RowAxis,
+    reached,
+)
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 
 # Bytes of a row of an image, below which its descriptors take too long.
 _ROW_BYTES = 96
-# Columns that the shortest product takes the time of, and the share of the partitions that the
-# positions of a product have, about.
-_LEAST_COLUMNS, _FILLED = 64, 0.75
+# The share of the partitions that the positions of a product have, about.
+_FILLED = 0.75
 # Bytes of a partition for rows of the long tensor, and of the short one.
 _LONG_BYTES, _SHORT_BYTES = 49152, 16384
 
@@ -69,7 +72,7 @@ def _columns(
     passes = pieces * -(-images // together)
     # A row of the border takes as long as a full tile of rows.
     passes += (axes[0].long - inner) * -(-images // hw.partitions)
-    each = max(_LEAST_COLUMNS, short * axes[0].kernel * axes[1].kernel)
+    each = max(LEAST_COLUMNS, short * axes[0].kernel * axes[1].kernel)
     return passes * axes[1].long * each * -(-long // hw.partitions)
 
 
@@ -79,7 +82,7 @@ def _transposed_columns(
     """The same where positions are transposed: the window for each kernel column."""
     positions = int(b.x.shape[0]) * axes[0].long * axes[1].long
     chunks = -(-long // hw.partitions)
-    each = max(_LEAST_COLUMNS, short * axes[0].kernel * axes[1].kernel) * chunks
+    each = max(LEAST_COLUMNS, short * axes[0].kernel * axes[1].kernel) * chunks
     each += (axes[1].kernel + chunks) * hw.partitions
     return positions / (_FILLED * hw.partitions) * each
 

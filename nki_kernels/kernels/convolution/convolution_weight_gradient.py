@@ -15,6 +15,8 @@ import nki.language as nl
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient import depthwise_gradient_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient_host import strips_plan
 from trnx.nki_kernels.kernels.convolution._descriptors import is_gradient_static
+from trnx.nki_kernels.kernels.convolution._strips_gradient import strips_gradient_kernel
+from trnx.nki_kernels.kernels.convolution._strips_host import cut_plan
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
 from trnx.nki_kernels.kernels.convolution._weight_host import (
     cost,
@@ -78,8 +80,13 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         rest = (together, numbers, kept, few)
         launch = Launch.of(depthwise_gradient_kernel, b, names, b.weight.shape, *how, *rest)
         return replace(launch, unknown_trips=0)
-    more = (b.weight.shape, b.groups, together, numbers, kept, is_turned, few)
-    return Launch.of(kernel, b, names, *more)
+    if (cut := cut_plan(b, windows_of(b), hw)) is not None:
+        fields = tuple(tuple(axis) for axis in cut[0])
+        parts = tuple(int(part) for part in cut[1])
+        more = (b.weight.shape, fields, parts, numbers, kept, few)
+        return replace(Launch.of(strips_gradient_kernel, b, names, *more), unknown_trips=0)
+    plain = (b.groups, together, numbers, kept, is_turned, few)
+    return Launch.of(kernel, b, names, b.weight.shape, *plain)
 
 
 register(

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from launched import launch_of, simulated, traced
+from launched import launch_of, traced
+from weight_gradients import SPEC, assert_equal, given, kernel_of, on_both_cores, run
 
-import trnx
-from trnx.nki_kernels import registry
 from trnx.simulator.hardware import hardware
 from trnx.simulator.timing.profile import predicted_seconds
 
-SPEC = registry.kernels()["convolution_weight_gradient"]
 # One chunk of channels and several, whole strips and a last one of fewer rows, several columns of
 # the gradient in a tile, strides, and the window in place of the gradient.
 FORMS: dict[str, dict[str, Any]] = {
@@ -26,41 +24,8 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def given(
-    x: tuple[int, ...],
-    kernel: tuple[int, ...],
-    stride: int = 1,
-    transposed: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
-    padding: int | None = None,
-) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    dims = len(kernel)
-    pads = [size // 2 if padding is None else padding for size in kernel]
-    how = ([stride] * dims, pads, [1] * dims, transposed, [0] * dims, x[1])
-    values = torch.randn(x, generator=generator).to(dtype)
-    weight = torch.randn((x[1], 1, *kernel), generator=generator).to(dtype)
-    out = torch.ops.aten.convolution(values.float(), weight.float(), None, *how)
-    grad = torch.randn(out.shape, generator=generator).to(dtype)
-    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-    tensors = {"grad": grad, "x": values, "weight": weight, "bias_sizes": None}
-    return tensors | dict(zip(names, how, strict=True))
-
-
-def run(values: dict[str, Any], target: str) -> torch.Tensor:
-    (result,) = simulated(SPEC, values, target)
-    return result
-
-
 def by_strips(values: dict[str, Any], target: str) -> bool:
-    return launch_of(SPEC, values, target).kernel.__name__ == "depthwise_gradient_kernel"
-
-
-def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """Sums of float32, in another order, and one rounding."""
-    scale = float(expected.float().nan_to_num(0, 0, 0).abs().max())
-    step = torch.finfo(expected.dtype).eps
-    torch.testing.assert_close(got, expected, rtol=step, atol=1e-5 * scale, equal_nan=True)
+    return kernel_of(values, target) == "depthwise_gradient_kernel"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -125,7 +90,7 @@ def test_layers_of_image_models_take_little_more_than_their_loads(
     channels: int, size: int, kernel: int, stride: int, microseconds: float
 ) -> None:
     """Transposed position by position they took 377, 162, 83 and 649 us on trn2."""
-    values = given((8, channels, size, size), (kernel, kernel), stride)
+    values = given((8, channels, size, size), (kernel, kernel), stride=stride)
     program = traced(SPEC, values)
     assert launch_of(SPEC, values).unknown_trips == 0
     assert predicted_seconds(program, hardware("trn2"), 0) < microseconds * 1e-6
@@ -138,18 +103,4 @@ def test_cores_share_channels(channels: int, value: float) -> None:
     values = given((2, channels, 28, 28), (3, 3))
     assert by_strips(values, "trn2")
     values["x"][-1, channels - 1, 5, 7] = value
-    how = [values[name] for name in ("stride", "padding", "dilation", "transposed")]
-
-    def function(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        mask = [False, True, False]
-        found = torch.ops.aten.convolution_backward(g, x, w, None, *how, [0, 0], channels, mask)
-        result: torch.Tensor = found[1]
-        return result
-
-    torch._dynamo.reset()
-    compiled = torch.compile(function, backend="trnx", options={"select": "legal", "lnc": 2})
-    with trnx.collect_reports() as reports:
-        got = compiled(values["grad"], values["x"], values["weight"])
-    regions = [r for report in reports for r in report.regions]
-    assert [r.kernel for r in regions] == ["convolution_weight_gradient"]
-    assert_equal(got, SPEC.reference(**values))
+    assert_equal(on_both_cores(values), SPEC.reference(**values))
