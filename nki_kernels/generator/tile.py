@@ -34,9 +34,11 @@ from trnx.nki_kernels.generator.geometry import (
     Strides,
     cut,
     cut_along,
+    laid_out,
     leads,
     memory_order,
     merge,
+    mixed_order,
     runs_across,
 )
 from trnx.nki_kernels.generator.ir import Dims, Value
@@ -214,22 +216,33 @@ class _Cuts:
         orders = self._orders()
         found: list[TiledRegion] = []
         for order in orders if len(orders) > 1 else ():
-            outer = [d for d in order if d not in self.reduced]
-            row = math.prod(self.sizes[d] for d in self.reduced)
+            outer = tuple(d for d in order if d not in self.reduced)
             for partition in outer:
                 if self.reduced and PARTITIONS // 2 < self.sizes[partition] <= PARTITIONS:
                     found += self._permuted_in_steps(partition, order, free_size)
-                for lead in (None, *leads(partition, tuple(outer), self.sizes, across=False)):
-                    if not self._stores_along(partition, lead):
-                        continue
-                    geometry = cut_along(
-                        partition, lead, order, self.sizes, self.reduced,
-                        max(row, free_size), self.hw.cores,
-                    )  # fmt: skip
-                    region = self._selected(geometry)
-                    if region.layouts:
-                        found += self._fitting(_staged(region, self.hw, MOST_STAGES))
+                for lead in (None, *leads(partition, outer, self.sizes, across=False)):
+                    for region in self._in_order(partition, lead, order, free_size):
+                        if region.layouts:
+                            found += self._fitting(_staged(region, self.hw, MOST_STAGES))
         return found
+
+    def _in_order(
+        self, partition: int, lead: Axis | None, order: Dims, free_size: int
+    ) -> list[TiledRegion]:
+        """The region in tiles of whole rows whose axes lie in `order`, long along its last ones, or
+        along the last ones of all orders."""
+        if not self._stores_along(partition, lead):
+            return []
+        row = math.prod(self.sizes[d] for d in self.reduced)
+        filled = dict.fromkeys((order, mixed_order(self._orders())))
+        cuts = (
+            cut_along(
+                partition, lead, first, self.sizes, self.reduced, max(row, free_size),
+                self.hw.cores,
+            )
+            for first in filled
+        )  # fmt: skip
+        return [self._selected(cut) for cut in dict.fromkeys(laid_out(cut, order) for cut in cuts)]
 
     def _permuted_in_steps(self, partition: int, order: Dims, free_size: int) -> list[TiledRegion]:
         if not self.reduces_as_floats():
@@ -272,17 +285,12 @@ class _Cuts:
     def led(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
         """The region in tiles of whole rows of `partition` and `lead`, for each order in which
         tensors lie."""
-        if not self._stores_along(partition, lead):
-            return []
-        row = math.prod(self.sizes[d] for d in self.reduced)
-        found = []
-        for order in self._orders():
-            geometry = cut_along(
-                partition, lead, order, self.sizes, self.reduced, max(row, free_size),
-                self.hw.cores,
-            )  # fmt: skip
-            found += self._fitting(_staged(self._selected(geometry), self.hw, MOST_STAGES))
-        return found
+        return [
+            found
+            for order in self._orders()
+            for region in self._in_order(partition, lead, order, free_size)
+            for found in self._fitting(_staged(region, self.hw, MOST_STAGES))
+        ]
 
     def led_in_steps(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
         """The same with steps along a reduced dimension, in the order of the space."""
