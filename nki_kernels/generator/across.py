@@ -217,8 +217,7 @@ class Across:
         (partial, *others) = combine.reads()
         reduction = next(i for i in self.instructions if partial in i.writes())
         alone = not others and not any(self.free(combine.dst))
-        of_tile = reduction.engine == TENSOR or EACH_TILE in partial.axes
-        return alone and not of_tile and self.steps <= BANK
+        return alone and reduction.engine != TENSOR and self.steps <= BANK
 
     def free(self, value: Value) -> tuple[list[int], list[int]]:
         """The free axes of a tile that are reduced, and those that stay."""

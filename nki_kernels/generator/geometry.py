@@ -217,6 +217,20 @@ def memory_order(order: Dims, accesses: Sequence[tuple[Strides, int]]) -> Dims:
     return max(votes, key=lambda lies: votes[lies])
 
 
+def mixed_order(orders: Sequence[Dims]) -> Dims:
+    """The labels with those first, from the innermost one outwards, that are the innermost ones of
+    some of `orders`: a cut that fills tiles in this order has long runs in all of them."""
+    inwards = dict.fromkeys(d for level in zip(*map(reversed, orders), strict=True) for d in level)
+    return tuple(inwards)[::-1]
+
+
+def laid_out(geometry: Geometry, order: Dims) -> Geometry:
+    """`geometry` with the free axes of its tiles in that order."""
+    free = tuple(sorted(geometry.free, key=lambda axis: order.index(axis.label)))
+    before = order[: order.index(geometry.partition)]
+    return replace(geometry, free=free, fold_at=sum(a.label in before for a in free))
+
+
 def merge(
     order: Dims,
     sizes: Mapping[int, int],

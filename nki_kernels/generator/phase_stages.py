@@ -74,6 +74,8 @@ def _without_tiles(across: Across, phase: Phase, combined: set[Value]) -> set[Va
     """What a tile adds to an accumulator in place, or writes into a column of one."""
     found = {i.dst for i in phase.each if i.dst in combined and EACH_TILE not in i.dst.axes}
     for combine in phase.combines:
-        if pair := across.in_one_phase(combine):
+        if across.in_columns(combine):
+            found.add(combine.reads()[0])
+        elif pair := across.in_one_phase(combine):
             found |= {combine.reads()[0], pair[0]}
     return found

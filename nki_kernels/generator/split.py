@@ -21,6 +21,8 @@ from trnx.nki_kernels.generator.lower import Lowered, reachable
 _LEAST_PART, _MOST_PARTS, _SHORTER = 8, 8, 0.01
 # Splitting pays beside such a dimension where it fills so many times as many partitions.
 _FULLER = 1.1
+# Equal parts that fill so much of what parts that overlap fill are as good.
+_ENOUGH = 0.75
 
 Accesses = tuple[Mapping[Value, Strides], tuple[Strides, ...]]
 
@@ -51,6 +53,21 @@ def ways_to_split(sizes: Mapping[int, int], filled: float) -> list[tuple[int, in
     ]
 
 
+def run_beside(sizes: Mapping[int, int], strides: Strides, way: tuple[int, int, int]) -> int:
+    """Elements of a tensor that lie side by side with a dimension and a part of another one, of a
+    `way`, on the partitions: as many as a tile can have."""
+    partition, d, count = way
+    inner = {**sizes, partition: 1, d: equal_parts(sizes[d], count)[0]}
+    run = 1
+    for label in sorted(strides, key=lambda label: strides[label]):
+        if strides[label] != run:
+            break
+        run *= inner[label]
+        if inner[label] < sizes[label]:
+            break
+    return run
+
+
 def filled_by(size: int, other: int, count: int) -> float:
     """The share of the partitions of all tiles that a dimension of `size` fills with each of
     `count` parts of the `other` one, without what is computed twice where parts overlap."""
@@ -70,7 +87,7 @@ def _counts(size: int, other: int) -> list[int]:
     most = PARTITIONS // size
     even = _largest_divisor(other, most)
     found = [even] if 1 < even < other else []
-    if 2 * even <= most < other // _LEAST_PART:
+    if even < _ENOUGH * most and most < other // _LEAST_PART:
         found.append(most)
     return found
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from trnx.nki_kernels.generator.geometry import cut, cut_rows
+from trnx.nki_kernels.generator.geometry import (
+    Axis,
+    cut,
+    cut_along,
+    cut_rows,
+    laid_out,
+    mixed_order,
+)
 
 BUDGET = 2048
 
@@ -52,6 +59,22 @@ def test_reduced_dimensions_stay_innermost() -> None:
     geometry = cut((0, 1, 2), {0: 4, 1: 1280, 2: 64}, frozenset({2}), BUDGET)
     assert geometry is not None
     assert geometry.free_labels[-1] == 2
+
+
+def test_a_mixed_order_has_the_last_axes_of_all_orders_last() -> None:
+    assert mixed_order([(0, 1, 2, 3)]) == (0, 1, 2, 3)
+    assert mixed_order([(0, 1, 2, 3), (3, 0, 2, 1)]) == (0, 2, 1, 3)
+
+
+@pytest.mark.parametrize("lead", [None, Axis(3, 2, 2)])
+def test_tiles_are_laid_out_in_another_order_than_they_were_filled_in(lead: Axis | None) -> None:
+    sizes = {0: 400, 1: 7, 2: 50, 3: 2}
+    filled = cut_along(0, lead, (0, 2, 1, 3), sizes, frozenset(), BUDGET)
+    order = (1, 0, 2, 3)
+    geometry = laid_out(filled, order)
+    assert geometry.free_labels == tuple(d for d in order if d in filled.free_labels)
+    assert all(geometry.count(d) == filled.count(d) for d in order)
+    assert geometry.loops == filled.loops
 
 
 @pytest.mark.parametrize("fold", [1, 2, 7, 2048])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from drawn import draw
 
-from trnx.nki_kernels.generator import tile
+from trnx.nki_kernels.generator.region_cuts import RegionCuts
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 
 aten = torch.ops.aten
@@ -34,9 +34,9 @@ def normal(x: Any, y: Any, dims: list[int]) -> Any:
 
 def keeps_first(made: Any, cuts: Cuts, monkeypatch: pytest.MonkeyPatch) -> list[TiledRegion]:
     """One way of each geometry, staged or not, that keeps what the first phase leaves alone."""
-    fits = tile._Cuts._fits
+    fits = RegionCuts._fits
     most = ("first", "none")
-    monkeypatch.setattr(tile._Cuts, "_fits", lambda s, one: one.keeps in most and fits(s, one))
+    monkeypatch.setattr(RegionCuts, "_fits", lambda s, one: one.keeps in most and fits(s, one))
     found: dict[Any, TiledRegion] = {}
     for cut in cuts.of(made):
         if cut.keeps == "first":
@@ -86,7 +86,7 @@ def test_smaller_tiles_make_room(
         largest = max(elements(v, one.geometry) for v in one.load_strides)
         return one.geometry.in_phases and (one.keeps == "none" or largest <= 128)
 
-    monkeypatch.setattr(tile._Cuts, "_fits", fits)
+    monkeypatch.setattr(RegionCuts, "_fits", fits)
     x, y = draw(120_001), draw(120_001)
     made = region(lambda x, y: normal(x, y, [0]), x, y)
     found = cuts.of(made)

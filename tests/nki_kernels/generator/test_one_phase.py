@@ -72,6 +72,18 @@ def test_half_precision_rounds_where_eager_does(region: Build, cuts: Cuts) -> No
     assert not in_one_phase(region(lambda x: logsumexp(x, [0]), x), cuts)
 
 
+def test_maxima_of_tiles_are_compared_after_the_last_one(region: Build, cuts: Cuts) -> None:
+    """Each is in a column already: a running maximum would take VectorE an instruction a tile."""
+    made = region(lambda x: logsumexp(x, [0]), spread(235_715))
+    cut = next(c for c in in_one_phase(made, cuts) if c.across is not None and c.across.steps > 2)
+    assert cut.across is not None
+    assert all(
+        cut.across.in_columns(i)
+        for i in cut.instructions
+        if i.call == "combine" and len(i.reads()) == 1
+    )
+
+
 def softmax(x: Any, dims: list[int]) -> Any:
     weights = aten.exp.default(aten.sub.Tensor(x, aten.amax.default(x, dims, True)))
     return aten.div.Tensor(weights, aten.sum.dim_IntList(weights, dims, True))

@@ -46,6 +46,8 @@ COPIES = [
     ((14, 57, 9, 8), (1, 2, 0, 3)),
     ((129, 109, 12), (0, 2, 1)),
     ((127, 3, 1, 20), (0, 3, 2, 1)),
+    ((64, 3, 37, 4), (3, 0, 2, 1)),
+    ((33, 2, 29, 3), (3, 0, 2, 1)),
 ]
 
 
@@ -86,6 +88,39 @@ def test_a_copy_within_partitions_is_predicted_near_the_rate_of_its_bytes(region
     seconds = predicted_seconds(built.program(), hardware("trn2"))
     nbytes = 2 * 4 * 64 * 7 * 256 * 8
     assert seconds < 1.4 * nbytes / hardware("trn2").dma_bytes_per_second
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "dtype"),
+    [((64, 7, 918, 4), (3, 0, 2, 1), BF16), ((56, 29, 28, 16), (0, 3, 2, 1), F32)],
+)
+def test_tiles_are_long_along_the_last_axes_of_both_orders(
+    region: Build, shape: Order, order: Order, dtype: torch.dtype
+) -> None:
+    """A part of one axis fills the partitions, and neither the load nor the store has short
+    runs."""
+    lies = torch.empty([shape[i] for i in order], dtype=dtype, device="meta")
+    x = lies.permute([order.index(i) for i in range(4)])
+    chip = hardware("trn2")
+    seconds = predicted_seconds(region(copy, x).program(), chip)
+    bound = 2 * math.prod(shape) * dtype.itemsize / chip.dma_bytes_per_second
+    assert seconds < 1.4 * (bound + chip.region_seconds)
+
+
+def largest_in_three_orders(x: Any, y: Any) -> Any:
+    return aten.maximum.default(aten.clone.default(x, memory_format=torch.contiguous_format), y)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("shape", [(6, 33, 4, 4), (2, 65, 3, 5)])
+def test_a_part_of_a_merged_axis_beside_several_orders(
+    region: Build, cuts: Cuts, shape: Order, dtype: torch.dtype, target: str
+) -> None:
+    """The last two axes are one for both tensors, and tiles are cut along each of them, too."""
+    x, y = draw(shape, (2, 3, 0, 1), dtype), draw(shape, (1, 0, 2, 3), dtype)
+    made = region(largest_in_three_orders, x, y)
+    check_all(made, cuts, target)
 
 
 def reduced_in_three_orders(x: Any, y: Any) -> Any:

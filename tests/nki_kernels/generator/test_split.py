@@ -10,7 +10,12 @@ import pytest
 import torch
 from drawn import draw
 
-from trnx.nki_kernels.generator.split import equal_parts, filled_by, ways_to_split
+from trnx.nki_kernels.generator.split import (
+    equal_parts,
+    filled_by,
+    run_beside,
+    ways_to_split,
+)
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 aten = torch.ops.aten
@@ -88,6 +93,21 @@ def test_parts_that_are_computed_twice_fill_nothing() -> None:
     assert filled_by(42, 129, 3) == pytest.approx(126 / 128)
     assert filled_by(16, 129, 8) == pytest.approx(129 / 136)
     assert filled_by(400, 129, 1) == pytest.approx(400 / 512)
+
+
+def test_runs_beside_a_part() -> None:
+    """[56, 29, 28, 16] with axis 0 and two parts of axis 2 on the partitions: 14 of its 28."""
+    sizes, plain = {0: 56, 1: 29, 2: 28, 3: 16}, {0: 12_992, 1: 448, 2: 16, 3: 1}
+    permuted = {0: 12_992, 3: 812, 2: 29, 1: 1}
+    assert run_beside(sizes, plain, (0, 2, 2)) == 14 * 16
+    assert run_beside(sizes, permuted, (0, 2, 2)) == 29 * 14
+    assert run_beside(sizes, permuted, (1, 0, 4)) == 1
+    assert run_beside(sizes, {0: 29, 1: 1}, (0, 2, 2)) == 29
+
+
+def test_parts_that_overlap_fill_what_equal_ones_leave_empty() -> None:
+    """Ten equal parts of 1,000 beside 8, and 16 that overlap by 8 elements in all."""
+    assert {count for _, _, count in ways_to_split({0: 8, 1: 1000}, 0.5)} >= {10, 16}
 
 
 def test_rows_in_a_few_tiles_fill_their_partitions(region: Build) -> None:

@@ -13,6 +13,7 @@ from drawn import draw
 
 from trnx.nki_kernels.generator import kernel, tile
 from trnx.nki_kernels.generator.geometry import Geometry, cut_along
+from trnx.nki_kernels.generator.region_cuts import RegionCuts
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.simulator.hardware import hardware
 from trnx.simulator.lru_cache import LruCache
@@ -129,7 +130,7 @@ def test_phases_load_again_what_they_do_not_keep(
     made = region(centred, draw(rows, 40, dtype=dtype), draw(rows, 40, dtype=dtype))
     # There are no phases where a single row is summed.
     kept = "none" if rows == 1 else "computed"
-    monkeypatch.setattr(tile._Cuts, "_fits", lambda _, one: one.keeps not in ("all", "loads"))
+    monkeypatch.setattr(RegionCuts, "_fits", lambda _, one: one.keeps not in ("all", "loads"))
     only(monkeypatch, lambda one: one.keeps == kept)
     source = made.source(target)
     assert source.count("src=x0.ap") == 1

@@ -1,0 +1,140 @@
+"""The ways to run the instructions of a cut region: on which engines, and in which stages.
+
+The engines are the default ones, those that balance the work, or two that share instructions.
+Tiles run one after another, in stages that overlap, or stage by stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from trnx.nki_kernels.generator.engines import (
+    SCALAR,
+    TENSOR,
+    EngineCosts,
+    assign_engines,
+    share_in_step,
+    table_loads,
+)
+from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.stages import LEAST_TILES, MOST_STAGES, cut_stages
+from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
+from trnx.simulator.hardware import Hardware
+
+# Tiles that all run a stage before any runs the next one: they stay in SBUF.
+_MOST_BY_STAGE = 12
+
+
+def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> TiledRegion:
+    """`region` with the engines of its instructions; two may have one `shared`."""
+    geometry, across = region.geometry, region.across
+
+    def repeated(value: Value) -> int:
+        return elements(value, geometry) if value.axes & geometry.moving else 0
+
+    # Phases load a table once; in stages the last one of a tile is the first one of the next.
+    tables = 0 if across else max(0, table_loads(region.instructions) - 1)
+    costs = EngineCosts(hw, repeated, region.layouts)
+    fixed: frozenset[Value] = across.once() if across else frozenset()
+    if shared:
+        instructions = share_in_step(
+            region.instructions,
+            costs,
+            lambda value: geometry.cut_along(region.labels(value)),
+            fixed,
+        )
+        region = dataclasses.replace(region, instructions=instructions)
+        costs = dataclasses.replace(costs, to=(SCALAR,))
+    placed: dict[int, list[Instruction]] = {}
+    for part, stored in _apart_in_time(region):
+        found = assign_engines(part, costs, stored, fixed, tables)
+        placed.update(zip(map(id, part), found, strict=True))
+    every = [one for i in region.instructions for one in placed.get(id(i), [i])]
+    return dataclasses.replace(region, instructions=every, stages=[0] * len(every))
+
+
+def _apart_in_time(region: TiledRegion) -> list[tuple[Sequence[Instruction], list[Value]]]:
+    """The instructions of tiles that may run beside each other, with the values that are stored
+    then: those of each phase, or all. A phase waits for all tiles of the one before, and where
+    these are all that there are, an engine that is idle in one has no work of another to do."""
+    stored = [region.held[output.value] for output in region.outputs]
+    if region.across is None or region.geometry.tiles > region.across.steps:
+        return [(region.instructions, stored)]
+    phases = region.across.phases("all")
+    return [(phase.each, [stored[n] for n in phase.stores]) for phase in phases]
+
+
+def _placings(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
+    """`region` with its engines, and where two of them share instructions, so too."""
+    alone, shared = _placed(region, hw), _placed(region, hw, shared=True)
+    is_shared = any(i.beside is not None for i in shared.instructions)
+    return [alone, shared] if is_shared else [alone]
+
+
+def placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
+    """`region` with its engines: TensorE adds up what it can, or VectorE does."""
+    across = region.across
+    assert across is not None
+    on_tensor = [
+        dataclasses.replace(i, engine=TENSOR) if across.sums_on_tensor(i) else i
+        for i in region.instructions
+    ]
+    every = [dataclasses.replace(region, instructions=on_tensor)]
+    if on_tensor != list(region.instructions):
+        every.append(region)
+    return [one for way in every for one in (*_placings(way, hw), way)]
+
+
+def ways_of_rows(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
+    """The ways to run the instructions of `region`: one tile after another, and where tiles are
+    many, or two where ScalarE changes its table of functions, in at most `most` stages, on the
+    engines that balance the work or on those that are the default; few tiles also stage by stage,
+    so that ScalarE loads each table once."""
+    geometry = region.geometry
+    least = 2 if table_loads(region.instructions) else LEAST_TILES
+    starts = max(sum(len(rows.starts) for rows in share.rows) for share in geometry.shares)
+    placed = [region, *_placings(region, hw)] if geometry.tiles > 1 else [region]
+
+    def cut(one: TiledRegion, most: int, *, apart: bool = False) -> TiledRegion:
+        stages = cut_stages(
+            one.instructions, most, lambda v: bool(v.axes & geometry.moving), apart=apart
+        )
+        return dataclasses.replace(one, stages=stages)
+
+    if 1 < geometry.tiles_of_core <= _MOST_BY_STAGE and table_loads(region.instructions):
+        in_turn = [cut(one, MOST_STAGES) for one in placed]
+        placed += [dataclasses.replace(one, by_stage=True) for one in in_turn if max(one.stages)]
+    if starts < least:
+        return placed
+    staged = [
+        cut(one, min(most, starts - 1), apart=apart)
+        for apart in (False, True)
+        for one in placed
+        if not one.by_stage
+    ]
+    return [*staged, *placed]
+
+
+def ways_of_phases(region: TiledRegion) -> list[TiledRegion]:
+    """`region` with the tiles of its phases one after another, in stages where some overlap, and
+    where ScalarE changes its table of functions within a phase of few tiles stage by stage."""
+    assert region.across is not None
+    steps = region.across.steps
+    staged = region.in_phases(phase_stages=MOST_STAGES)
+    if steps < 2 or not any(phase.depth > 1 for phase in staged.staged_phases):
+        return [region] if steps < LEAST_TILES else [region, *_apart(staged)]
+    found = [region] if steps < LEAST_TILES else [region, staged, *_apart(staged)]
+    tables = any(table_loads(one.phase.each) for one in staged.staged_phases)
+    if tables and steps <= _MOST_BY_STAGE:
+        found.append(staged.in_phases(by_stage=True))
+    return found
+
+
+def _apart(staged: TiledRegion) -> list[TiledRegion]:
+    """The region with the instructions of an engine that wait for each other apart, if any do."""
+    apart = staged.in_phases(apart=True)
+    depths = ([one.depth for one in way.staged_phases] for way in (staged, apart))
+    before, after = depths
+    return [apart] if before != after else []
