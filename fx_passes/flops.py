@@ -25,6 +25,11 @@ def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * prod(x) * weight[0]
 
 
+def _named_linear(x: Shape, weight: Shape, _: Any, is_turned: bool, **__: Any) -> int:
+    """The weight is [K, N] where it is turned."""
+    return 2 * prod(x) * weight[1 if is_turned else 0]
+
+
 def _grouped(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     """Every row is in one group; of a batch of x and one weight, every column of the weight."""
     rows = prod(x[1:]) if len(weight) < len(x) else prod(x)
@@ -66,6 +71,7 @@ def _formulas() -> dict[Any, Callable[..., int]]:
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
         torch.ops.trnx.grouped_mm: _grouped,
         torch.ops.trnx.grouped_mm_weight_gradient: _grouped,
+        torch.ops.trnx.linear: _named_linear,
         torch.ops.trnx.recurrent: _recurrent,
         torch.ops.trnx.recurrent_backward: _recurrent_backward,
         torch.ops.trnx.sdpa: _attention,

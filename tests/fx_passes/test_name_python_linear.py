@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
+import trnx
 from trnx.backend.pipeline import BEFORE_AUTOGRAD
 from trnx.fx_passes.canonicalise import canonicalise
 from trnx.fx_passes.name_python_linear import NAME_PYTHON_LINEAR
@@ -206,3 +207,13 @@ def test_the_op_itself(is_turned: bool) -> None:
     torch.library.opcheck(ONE, (x, w, b, is_turned))
     expected = F.linear(x, w.t() if is_turned else w, b)
     torch.testing.assert_close(ONE(x, w, b, is_turned), expected)
+
+
+@pytest.mark.parametrize("function", [F.linear, conv1d])
+def test_the_op_counts_the_flops_of_the_product(function: Function) -> None:
+    x, w, b = values((2, 9, 5), (7, 5) if function is F.linear else (5, 7), (7,))
+
+    torch._dynamo.reset()
+    with trnx.collect_reports() as reports, torch.no_grad():
+        torch.compile(function, backend="trnx")(x, w, b)
+    assert reports[0].flops_total == 2 * 18 * 5 * 7
