@@ -227,7 +227,7 @@ def copy_halves(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
 
 def sum_of_sides(bank: nl.NkiTensor, tile: int) -> nl.NkiTensor:
     """`[tile, ...]` in float32, in SBUF: `bank[sides of the array, ...]`, the sides added up."""
-    shape = (tile, *bank.shape[1:])
+    shape = (tile,) + bank.shape[1:]
     total = bank[0:tile]
     for first in range(tile, bank.shape[0], tile):
         # On the partitions of the first one.
