@@ -31,20 +31,14 @@ def _arguments(input: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any
 
 def _is_plain(root: fx.Node, x: Any, weight: Any, bias: Any) -> bool:
     """True for floating tensors of one dtype, without gradients: autocast makes another one."""
-    values = [plain_tensor(root), plain_tensor(x), plain_tensor(weight)]
-    if bias is not None:
-        values.append(plain_tensor(bias))
-    if any(value is None for value in values):
+    given = (root, x, weight) if bias is None else (root, x, weight, bias)
+    values = [value for node in given if (value := plain_tensor(node)) is not None]
+    if len(values) < len(given):
         return False
-    result, of_x, of_weight, *of_bias = [value for value in values if value is not None]
-    return (
-        not result.requires_grad
-        and {value.dtype for value in (result, of_x, of_weight, *of_bias)} <= COMPUTED
-        and len({value.dtype for value in (result, of_x, of_weight, *of_bias)}) == 1
-        and of_x.ndim >= 2
-        and of_weight.ndim == 2
-        and all(value.ndim == 1 for value in of_bias)
-    )
+    result, of_x, of_weight, *of_bias = values
+    dtypes = {value.dtype for value in values}
+    ranks_fit = of_x.ndim >= 2 and of_weight.ndim == 2 and all(one.ndim == 1 for one in of_bias)
+    return ranks_fit and not result.requires_grad and len(dtypes) == 1 and dtypes <= COMPUTED
 
 
 def _name_linear(node: fx.Node) -> None:
