@@ -61,6 +61,19 @@ def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=step, atol=1e-5 * scale, equal_nan=True)
 
 
+def assert_result(values: Values, target: str) -> None:
+    """The simulated result is the reference's."""
+    assert_equal(run(values, target), SPEC.reference(**values))
+
+
+def assert_spoils_its_channel(values: Values, dense: torch.Tensor, value: float) -> None:
+    """A value of `dense`, an input, that is not finite leaves other channels as they are."""
+    dense[1, 3, dense.shape[2] // 2, dense.shape[3] // 2] = value
+    expected = SPEC.reference(**values)
+    assert expected.isfinite().flatten(1).all(1).sum() == dense.shape[1] - 1
+    assert_equal(run(values, "trn2"), expected)
+
+
 def on_both_cores(values: Values) -> torch.Tensor:
     """What a compiled function gives where two cores share the kernel."""
     how = [values[name] for name in ("stride", "padding", "dilation", "transposed")]

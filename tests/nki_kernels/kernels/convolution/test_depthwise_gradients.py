@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 from launched import launch_of, traced
-from weight_gradients import SPEC, assert_equal, given, kernel_of, on_both_cores, run
+from weight_gradients import (
+    SPEC,
+    assert_equal,
+    assert_result,
+    assert_spoils_its_channel,
+    given,
+    kernel_of,
+    on_both_cores,
+    run,
+)
 
 from trnx.simulator.hardware import hardware
 from trnx.simulator.timing.profile import predicted_seconds
@@ -34,18 +43,14 @@ def by_strips(values: dict[str, Any], target: str) -> bool:
 def test_values(form: str, target: str, dtype: torch.dtype) -> None:
     values = given(**FORMS[form], dtype=dtype)
     assert by_strips(values, target)
-    assert_equal(run(values, target), SPEC.reference(**values))
+    assert_result(values, target)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
 def test_what_is_not_finite_stays_in_its_channel(form: str, value: float) -> None:
     values = given(**FORMS[form])
-    x = values["x"]
-    x[1, 3, x.shape[2] // 2, x.shape[3] // 2] = value
-    expected = SPEC.reference(**values)
-    assert expected.isfinite().flatten(1).all(1).sum() == x.shape[1] - 1
-    assert_equal(run(values, "trn2"), expected)
+    assert_spoils_its_channel(values, values["x"], value)
 
 
 @pytest.mark.parametrize("channel", [0, 20, 39])
