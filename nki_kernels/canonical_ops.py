@@ -448,7 +448,8 @@ def cross_entropy_backward(
 ) -> torch.Tensor:
     """The gradient of `cross_entropy` with respect to x."""
     counts = target != ignore_index
-    slope = (grad.to(top.dtype) / weight if reduction == 1 else grad.to(top.dtype)) * counts
+    slope = grad.to(top.dtype) / weight if reduction == 1 else grad.to(top.dtype)
+    slope = slope.where(counts, 0)
     dx = (x.to(top.dtype) - top[:, None]).exp() * (slope / total)[:, None]
     place = target.where(counts, 0)[:, None]
     return dx.scatter_add(1, place, -slope[:, None]).to(x.dtype)
