@@ -3,10 +3,11 @@
 Half precision is added in float32, as in eager. Eager adds float32 in float64. Long rows are added
 in two parts, one of which loses nothing (`_fixed_point_sums.py`), and leave one rounding, or two in
 every other sum; where magnitudes are not finite, as short ones are. Short rows, and sums over rows:
-the rounding of each sum is found exactly (D. Knuth, TAOCP 2, 4.2.2, theorem B) and the running sum of the errors added, which leaves one. Bools
-and integers become int64, exact: digits of 8 bits are added apart, in float32, which holds their
-sums over 2^16 elements, and carries are brought into two words. Behind a sum that float32 does not
-hold, sums are infinite or NaN, where those of eager may be finite again.
+the rounding of each sum is found exactly (D. Knuth, TAOCP 2, 4.2.2, theorem B) and the running sum
+of the errors added, which leaves one. Bools and integers become int64, exact: digits of 8 bits are
+added apart, in float32, which holds their sums over 2^16 elements, and carries are brought into two
+words. Behind a sum that float32 does not hold, sums are infinite or NaN, where those of eager may
+be finite again.
 """
 
 from __future__ import annotations
