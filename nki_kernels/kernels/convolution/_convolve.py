@@ -2,84 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
-from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue
+from trnx.nki_kernels.kernels.convolution._filters import (
+    Channels,
+    Filters,
+    Operands,
+    Ready,
+    are_transposed,
+    come_late,
+    load_next,
+    on_all_sides,
+)
+from trnx.nki_kernels.kernels.convolution._loads import Inputs, Source, load, load_inputs, store
 from trnx.nki_kernels.kernels.convolution._plan import (
     Block,
     Plan,
     blocks_of,
     plan_of_rest,
 )
-from trnx.nki_kernels.kernels.convolution._product import (
-    Inputs,
-    Source,
-    Weights,
-    convolve_blocks,
-    load,
-    load_inputs,
-    store,
-)
-from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
+from trnx.nki_kernels.kernels.convolution._product import Weights, convolve_blocks
+from trnx.nki_kernels.kernels.convolution._views import results_of, volumes_of, with_planes
 
 # Products, at half rate: as long as DMA takes for the first weights or inputs.
 _WARM_UP = 22
 _FEW_BLOCKS = 3  # a core: with fewer, cores share output channels
-# Elements of a row of weights whose transposes wait for a load that takes longer than products.
-_LONG_ROW = 512
-# Elements of a row of weights that are worth a transfer, where the weights are a matrix.
-_POINTWISE_ROW = 1024
-
-
-class Operands(NamedTuple):
-    """The tensors in HBM. `weight` is `[out channels, channels of a group, ...]`, or
-    `[channels, out channels of a group, ...]` where it `is_turned`; `out` and `residual` have one
-    shape. `apart`: rows of the result that each row of `x` makes by itself, as further channels.
-    """
-
-    out: nl.NkiTensor
-    x: nl.NkiTensor
-    weight: nl.NkiTensor
-    bias: nl.NkiTensor | None
-    norm: Norm | None
-    residual: nl.NkiTensor | None
-    activation: str
-    is_turned: bool
-    apart: int
-
-
-class Channels(NamedTuple):
-    """Up to 128 output channels of a group: where they start in the group and in the result."""
-
-    first: int
-    place: int
-    number: int
-
-
-class Ready(NamedTuple):
-    """What some output channels need in SBUF."""
-
-    weights: Weights
-    scale: nl.NkiTensor | None
-    shift: nl.NkiTensor | None
-
-
-class Filters(NamedTuple):
-    """Output channels of a group, in chunks, and its `weight`. `ready` has what the first of the
-    chunks need, and grows as products come to the others; `rest` has the last chunk's, where blocks
-    have columns of their own for it.
-    """
-
-    given: Operands
-    weight: nl.NkiTensor
-    chunks: list[Channels]
-    ready: list[Ready]
-    rest: list[Ready]
 
 
 class Volume(NamedTuple):
@@ -89,50 +42,6 @@ class Volume(NamedTuple):
     out: nl.NkiTensor
     residual: nl.NkiTensor | None
     is_last: bool
-
-
-def with_planes(weight: nl.NkiTensor, apart: int) -> nl.NkiTensor:
-    """A weight of 1, 2 or 3 kernel dimensions as `[a, b, planes, rows, columns]`; its rows are
-    further channels b where they are `apart`.
-    """
-    shape = weight.shape
-    if apart > 1:
-        return weight.reshape((shape[0], shape[1] * apart, 1, 1, shape[3]))
-    if len(shape) == 3:
-        return weight.reshape((shape[0], shape[1], 1, shape[2], 1))
-    if len(shape) == 4:
-        return weight.reshape((shape[0], shape[1], 1, shape[2], shape[3]))
-    return weight
-
-
-def volumes_of(tensor: nl.NkiTensor | None, count: int) -> list[Any]:
-    """`tensor[N, C, ...]` as views `[C, planes, rows, columns]`; None `count` times for None."""
-    views: list[Any] = []
-    if tensor is None:
-        for _ in range(count):
-            views.append(None)
-        return views
-    shape = tensor.shape
-    if len(shape) == 3:
-        views.append(tensor.reshape((shape[0], shape[1], shape[2], 1)).permute((1, 0, 2, 3)))
-    elif len(shape) == 4:
-        views.append(tensor.permute((1, 0, 2, 3)))
-    else:
-        for image in range(shape[0]):
-            views.append(tensor[image])
-    return views
-
-
-def results_of(tensor: nl.NkiTensor | None, apart: int, count: int) -> list[Any]:
-    """The result, or what is added to it, as `volumes_of` has it; `[C, apart, planes, rows,
-    columns]` where rows are further channels.
-    """
-    if tensor is None or apart == 1:
-        return volumes_of(tensor, count)
-    images, channels, rows, columns = tensor.shape
-    split = tensor.reshape((images, channels, rows // apart, apart, columns))
-    views: list[Any] = [split.permute((1, 3, 0, 2, 4))]
-    return views
 
 
 def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
@@ -210,59 +119,6 @@ def _chunks(first: int, end: int, place: int) -> list[Channels]:
     return chunks
 
 
-def _load(filters: Filters, plan: Plan) -> None:
-    """What the next chunks need; several have their weights loaded at once for 1x1 kernels."""
-    given, weight, chunks = filters.given, filters.weight, filters.chunks
-    index = len(filters.ready)
-    some = chunks[index : index + 1]
-    is_pointwise = weight.shape[2] * weight.shape[3] * weight.shape[4] == 1
-    if plan.layout != "" or (given.is_turned and is_pointwise):
-        # Several chunks of short rows at once, but products wait for all of them.
-        depth = weight.shape[0] if given.is_turned else weight.shape[1]
-        some = chunks[index : index + max(1, _POINTWISE_ROW // depth)]
-    count = some[-1].first + some[-1].number - some[0].first
-    if plan.layout != "":
-        weights = load_pointwise(weight, some[0].first, count, plan)
-    else:
-        weights = load_weights(weight, some[0].first, count, plan, given.is_turned)
-    for chunk in some:
-        tile = weights.tile
-        if plan.sides == 1:
-            tile = tile[:, :, :, nl.ds(chunk.first - some[0].first, chunk.number)]
-        rows = Rows(chunk.place, chunk.number, given.out.shape[1], 1, 0, given.apart)
-        scale, shift = columns_of(given.bias, given.norm, rows)
-        if plan.sides > 1:
-            scale, shift = _on_all_sides(scale, plan), _on_all_sides(shift, plan)
-        its = Weights(tile, weights.channels, weights.masked)
-        filters.ready.append(Ready(its, scale, shift))
-
-
-def _are_transposed(filters: Filters, plan: Plan) -> bool:
-    """Whether TensorE transposes the weights."""
-    return plan.layout == "" and not filters.given.is_turned
-
-
-def _come_late(filters: Filters, plan: Plan) -> bool:
-    """Whether TensorE would wait for the second weights, to transpose them, while the first
-    products could start: their rows are long, or the first inputs come before them.
-    """
-    shape = filters.weight.shape
-    is_long = shape[1] * shape[2] * shape[3] * shape[4] > _LONG_ROW
-    return _are_transposed(filters, plan) and (is_long or plan.is_small)
-
-
-def _on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:
-    """A scale or shift of the output channels, on the partitions of each side."""
-    if column is None:
-        return None
-    shape = (plan.sides * plan.array_columns, 1)
-    wide = nl.ndarray(shape, dtype=column.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=wide, value=0.0)
-    for side in range(plan.sides):
-        nisa.tensor_copy(dst=wide[nl.ds(side * plan.array_columns, column.shape[0])], src=column)
-    return wide
-
-
 def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[Block]) -> None:
     """All blocks of a volume."""
     turn = 0
@@ -272,7 +128,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     # not wait for that of a DMA transpose.
     is_behind = plan.is_static and plan.layout != ""
     if is_first and len(chunks) > 0 and not is_behind:
-        _load(filters, plan)
+        load_next(filters, plan)
     together = plan.streams * plan.sides
     ready: list[list[Inputs]] = []
     number = 0
@@ -291,18 +147,18 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             ready.append(_load_sides(volume.x, plan, some, begin, number, by_both))
             number = ready[-1][-1].transfers
             if is_first and is_behind and len(ready) == 1 and len(chunks) > 0:
-                _load(filters, plan)
+                load_next(filters, plan)
             # The input of most blocks comes behind the weights.
-            is_whole = plan.is_small and not _are_transposed(filters, plan)
+            is_whole = plan.is_small and not are_transposed(filters, plan)
             while is_whole and len(filters.ready) < len(chunks):
-                _load(filters, plan)
+                load_next(filters, plan)
         sides = ready[first // together]
         end_block = min(first + together, len(blocks))
         start = 0
         while start < len(chunks):
             # A last chunk of fewer channels is stored by itself.
             end = min(start + plan.together, len(chunks))
-            is_early = plan.is_small and not _are_transposed(filters, plan)
+            is_early = plan.is_small and not are_transposed(filters, plan)
             if is_early and first + start == 0 and len(chunks) > plan.together:
                 # DMA has nothing to do until the first of them are stored.
                 end = 1
@@ -341,7 +197,7 @@ def _convolve_rest(
     returned: as in `_convolve_chunks`.
     """
     while len(filters.ready) <= chunk:
-        _load(filters, plan)
+        load_next(filters, plan)
     columns = plan.rest_columns
     count = nl.tile_size.pmax // columns
     beside = plan_of_rest(plan)
@@ -357,7 +213,7 @@ def _convolve_rest(
                 some = wide[here, :, :, 0 : tile.shape[3]]
                 nisa.tensor_copy(dst=some, src=tile[here], engine=nisa.engine.vector)
             tile = wide
-        scale, shift = _on_all_sides(its.scale, beside), _on_all_sides(its.shift, beside)
+        scale, shift = on_all_sides(its.scale, beside), on_all_sides(its.shift, beside)
         weights = Weights(tile, its.weights.channels, its.weights.masked)
         filters.rest.append(Ready(weights, scale, shift))
     ready = filters.ready[0:chunk]
@@ -408,9 +264,9 @@ def _convolve_chunks(
     for chunk in range(len(chunks)):
         # One more than is needed, whose transposes leave PSUM during the products; but the first
         # products do not wait for the second weights to come, where that takes long.
-        ahead = 1 if len(ready) == 1 and chunk == 0 and _come_late(filters, plan) else 2
+        ahead = 1 if len(ready) == 1 and chunk == 0 and come_late(filters, plan) else 2
         while len(ready) < min(part[0] + chunk + ahead, len(filters.chunks)):
-            _load(filters, plan)
+            load_next(filters, plan)
         its = ready[part[0] + chunk]
         parts = []
         more = []

@@ -18,7 +18,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, Rows, columns_of, finish
-from trnx.nki_kernels.kernels.convolution._product import load, store
+from trnx.nki_kernels.kernels.convolution._loads import load, store
 
 # Time of a kernel position on VectorE against that on GpSimdE (`tensor_tensor` of two tiles).
 _VECTOR_TIME, _GPSIMD_TIME = 10, 15

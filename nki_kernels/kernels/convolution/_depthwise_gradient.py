@@ -25,7 +25,8 @@ from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._depthwise_operands import diagonal_of
-from trnx.nki_kernels.kernels.convolution._product import store, zero
+from trnx.nki_kernels.kernels.convolution._loads import store
+from trnx.nki_kernels.kernels.convolution._product import zero
 from trnx.nki_kernels.kernels.convolution._strips import (
     Heights,
     Loaded,

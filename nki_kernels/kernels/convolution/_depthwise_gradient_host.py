@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient import Strips, tile_of
-from trnx.nki_kernels.kernels.convolution._geometry import Window
 from trnx.nki_kernels.kernels.convolution._strips import reach_of
 from trnx.nki_kernels.kernels.convolution._strips_host import (
     DESCRIPTOR_BYTES,
@@ -18,6 +17,7 @@ from trnx.nki_kernels.kernels.convolution._strips_host import (
     strips_of,
 )
 from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis
+from trnx.nki_kernels.kernels.convolution._windows import Window
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 

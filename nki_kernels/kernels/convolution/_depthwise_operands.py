@@ -10,8 +10,8 @@ import nki.language as nl
 from trnx.nki_kernels.kernels.convolution._depthwise import Depthwise
 from trnx.nki_kernels.kernels.convolution._depthwise_positions import Cell, Side
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Rows, columns_of
+from trnx.nki_kernels.kernels.convolution._loads import load
 from trnx.nki_kernels.kernels.convolution._plan import Axes
-from trnx.nki_kernels.kernels.convolution._product import load
 
 
 class Filters(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trnx.nki_kernels.kernels.convolution._depthwise import ROUND
-from trnx.nki_kernels.kernels.convolution._geometry import Window, trivial
+from trnx.nki_kernels.kernels.convolution._windows import Window, trivial
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 

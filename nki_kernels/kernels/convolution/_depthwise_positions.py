@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trnx.nki_kernels.kernels.convolution._geometry import Tap
+from trnx.nki_kernels.kernels.convolution._parts import BankPart, Position, clip
 from trnx.nki_kernels.kernels.convolution._plan import Axes, Block, blocks_of
-from trnx.nki_kernels.kernels.convolution._product import BankPart, Position, clip
+from trnx.nki_kernels.kernels.convolution._windows import Tap
 
 
 class Taken(NamedTuple):

@@ -23,7 +23,6 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
-from trnx.nki_kernels.kernels.convolution._convolve import volumes_of, with_planes
 from trnx.nki_kernels.kernels.convolution._depthwise import (
     Depthwise,
     DepthwiseAxis,
@@ -51,16 +50,16 @@ from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
     taken_of,
 )
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, finish
-from trnx.nki_kernels.kernels.convolution._plan import Axes, axes_of
-from trnx.nki_kernels.kernels.convolution._product import (
+from trnx.nki_kernels.kernels.convolution._loads import load, store
+from trnx.nki_kernels.kernels.convolution._parts import (
     BankPart,
-    load,
     parts_of_block,
     slices_of,
-    store,
     where_of,
-    zero,
 )
+from trnx.nki_kernels.kernels.convolution._plan import Axes, axes_of
+from trnx.nki_kernels.kernels.convolution._product import zero
+from trnx.nki_kernels.kernels.convolution._views import volumes_of, with_planes
 
 # Products, at half rate: as long as DMA takes for the first weights and inputs.
 _WARM_UP = 14

@@ -9,15 +9,13 @@ from collections.abc import Iterator
 
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import is_depthwise
 from trnx.nki_kernels.kernels.convolution._geometry import (
-    Problem,
-    Sharing,
-    Window,
     axis_numbers,
     bank_of,
     input_bytes,
     result_bytes,
-    trivial,
 )
+from trnx.nki_kernels.kernels.convolution._sharing import Sharing
+from trnx.nki_kernels.kernels.convolution._windows import Problem, Window, trivial
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
-from trnx.nki_kernels.kernels.convolution._geometry import Problem, is_compact
+from trnx.nki_kernels.kernels.convolution._sharing import is_compact
 from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
+from trnx.nki_kernels.kernels.convolution._windows import Problem
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 

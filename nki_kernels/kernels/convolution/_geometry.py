@@ -12,18 +12,17 @@ What the kernel gets is made of tuples of numbers alone: the device's front end 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import NamedTuple
-
+from trnx.nki_kernels.kernels.convolution._sharing import (
+    Sharing,
+    border_transfers,
+    depth_of,
+    is_compact,
+    rest_columns,
+    rest_rows,
+    sharing_of,
+)
+from trnx.nki_kernels.kernels.convolution._windows import Mask, Phase, Problem, Tap, Window
 from trnx.simulator.hardware import Hardware
-
-# (kernel position, offset, stride, how many positions are folded into the contraction, 1 + the mask
-# of the weights or 0, first output, end of the outputs)
-Tap = tuple[int, int, int, int, int, int, int]
-# Weights whose first folded positions are zeros: (kernel position, these, all that are folded)
-Mask = tuple[int, int, int]
-Phase = tuple[int, int, tuple[Tap, ...]]  # start, outputs, taps
 
 # Bytes of a partition for one block of the input: DMA is efficient from 2 KiB on, and the next
 # block is loaded while this one is in use.
@@ -40,212 +39,7 @@ _FIRST_BYTES = 6144
 _LEAST_BYTES, _LEAST_WINDOW_BYTES = 768, 640
 # Loads at the borders of an image, each with a trigger of its own, that are few enough.
 _BORDER_TRANSFERS = 12
-# Of a DMA that waits for nothing else, nki-dma-bandwidth-guide.rst:40-43.
-_TRANSFER_SECONDS = 1.3e-6
 _RESULT_BYTES = 32768  # of a partition, for the outputs of a block of all phases
-
-
-class Window(NamedTuple):
-    """A convolution along one axis, as `aten.convolution` takes it."""
-
-    size: int
-    out: int
-    kernel: int
-    stride: int
-    padding: int
-    dilation: int
-    transposed: bool
-
-    @property
-    def step(self) -> int:
-        """Distance of the outputs of one phase."""
-        return self.stride if self.transposed else 1
-
-    @property
-    def reach(self) -> int:
-        """Inputs from the first to the last one that an output of one phase may take."""
-        taps = (self.kernel - 1) * self.dilation
-        return taps // self.step + 1
-
-    def phases(self) -> tuple[Phase, ...]:
-        """The phases that have outputs."""
-        if not self.transposed:
-            taps = tuple(
-                (k, k * self.dilation - self.padding, self.stride, 1, 0, 0, self.out)
-                for k in range(self.kernel)
-            )
-            return ((0, self.out, taps),)
-        return tuple(self._phase(start) for start in range(min(self.stride, self.out)))
-
-    @property
-    def fold_step(self) -> int:
-        """Kernel positions between two that a fold has on neighbouring parts of the partitions."""
-        return self.stride // math.gcd(self.stride, self.dilation) if self.transposed else 1
-
-    @property
-    def fold_shift(self) -> int:
-        """Inputs between two parts of the partitions."""
-        return self.dilation * self.fold_step // self.step
-
-    def _phase(self, start: int) -> Phase:
-        count = -(-(self.out - start) // self.stride)
-        distances = (start + self.padding - k * self.dilation for k in range(self.kernel))
-        taps = tuple(
-            (k, distance // self.stride, 1, 1, 0, 0, count)
-            for k, distance in enumerate(distances)
-            if distance % self.stride == 0
-        )
-        return start, count, taps
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A convolution of one group: channels, bytes of an element, and the windows of its axes."""
-
-    channels: int
-    out_channels: int
-    itemsize: int
-    planes: Window
-    rows: Window
-    columns: Window
-    has_residual: bool
-
-    @property
-    def outputs(self) -> int:
-        """Of a channel and a phase: those that one product computes together."""
-        axes = (self.planes, self.rows, self.columns)
-        return math.prod(-(-axis.out // axis.step) for axis in axes)
-
-    @property
-    def weights(self) -> int:
-        """Elements of the weight."""
-        return self.channels * self.out_channels * self.taps
-
-    @property
-    def taps(self) -> int:
-        """Kernel positions."""
-        return self.planes.kernel * self.rows.kernel * self.columns.kernel
-
-
-def trivial(size: int) -> Window:
-    """An axis along which nothing is mixed."""
-    return Window(size, size, 1, 1, 0, 1, False)
-
-
-def output_size(window: Window, output_padding: int) -> int:
-    """Outputs along an axis, by the formula of `torch.nn.Conv2d` and `ConvTranspose2d`."""
-    reach = window.dilation * (window.kernel - 1)
-    if window.transposed:
-        return (window.size - 1) * window.stride - 2 * window.padding + reach + output_padding + 1
-    return (window.size + 2 * window.padding - reach - 1) // window.stride + 1
-
-
-class Sharing(NamedTuple):
-    """How few channels share the array of TensorE: kernel rows in one product, blocks of outputs
-    side by side, and rows of the array for each of these; so many times as many blocks for few
-    output channels, and columns for each.
-    """
-
-    fold: int
-    streams: int
-    array_rows: int
-    sides: int
-    array_columns: int
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of outputs that are computed side by side."""
-        return self.streams * self.sides
-
-
-def sharing_of(problem: Problem, hw: Hardware) -> Sharing:
-    """How rows and columns of the array are shared."""
-    way = _rows_of_array(problem, hw)
-    least = _least_part(hw)
-    columns = max(least, 1 << (problem.out_channels - 1).bit_length())
-    # An added tensor has no values for columns that are there to fill a part.
-    if problem.has_residual and columns != problem.out_channels:
-        return way
-    banks = -(-4 * problem.outputs // hw.psum_bank_bytes)
-    while columns < hw.partitions and 2 * way.streams * (hw.partitions // columns) > banks:
-        columns *= 2
-    if columns >= hw.partitions:
-        return way
-    return way._replace(sides=hw.partitions // columns, array_columns=columns)
-
-
-def _least_part(hw: Hardware) -> int:
-    """Least rows or columns of a part of the array: 32 from NeuronCore-v3 on, 64 before
-    (nki.isa.nc_matmul).
-    """
-    return 32 if hw.generation >= 3 else 64
-
-
-def _rows_of_array(problem: Problem, hw: Hardware) -> Sharing:
-    """The way that needs the fewest passes of the array; with the least folding, which loads the
-    input several times.
-    """
-    if problem.channels > hw.partitions // 2:
-        return Sharing(1, 1, hw.partitions, 1, hw.partitions)
-    kernel = max(1, *(len(taps) for _, _, taps in problem.rows.phases()))
-    most = max(1, min(kernel, hw.partitions // problem.channels))
-    least = _least_part(hw)
-    ways = []
-    for fold in range(1, most + 1):
-        rows = max(least, 1 << (fold * problem.channels - 1).bit_length())
-        way = Sharing(fold, hw.partitions // rows, rows, 1, hw.partitions)
-        if fold == 1 or not problem.rows.transposed or _pays(problem, way, hw):
-            ways.append(way)
-
-    def passes(way: Sharing) -> tuple[float, bool, int]:
-        return (
-            -(-kernel // way.fold) / way.streams,
-            not is_compact(problem.rows, way.fold),
-            way.fold,
-        )
-
-    return min(ways, key=passes)
-
-
-def depth_of(problem: Problem, hw: Hardware) -> int:
-    """Channels of a chunk: chunks are even, as products of few rows run at half rate
-    (docs/timing.md); those of one kernel position, which DMA bounds, fill the partitions.
-    """
-    if problem.channels <= hw.partitions or problem.taps == 1:
-        return hw.partitions
-    return -(-problem.channels // -(-problem.channels // hw.partitions))
-
-
-def _rest_rows(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
-    """Rows of the array for the last chunk. A DMA engine serves 8 partitions, so that chunks of few
-    channels on the same partitions would take turns at the same engines.
-    """
-    rest = problem.channels % hw.partitions
-    if sharing.streams > 1 or problem.taps > 1 or problem.channels < hw.partitions or rest == 0:
-        return hw.partitions
-    return max(_least_part(hw), 1 << (rest - 1).bit_length())
-
-
-def _rest_columns(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
-    """Columns of the array for a last chunk of output channels, where those are half of it or
-    fewer and several blocks are computed side by side; 0 where it is like the others. An added
-    tensor has no values for columns that fill a part, and masks no weights.
-    """
-    rest = problem.out_channels % hw.partitions
-    is_alone = problem.out_channels < hw.partitions or sharing.streams == 1 or sharing.sides > 1
-    if is_alone or rest == 0 or problem.has_residual or sharing.fold > 1:
-        return 0
-    columns = max(_least_part(hw), 1 << (rest - 1).bit_length())
-    return columns if columns < hw.partitions else 0
-
-
-def _pays(problem: Problem, way: Sharing, hw: Hardware) -> bool:
-    """Whether a fold saves more of TensorE's time than the transfers at the borders take."""
-    columns = 4 if problem.itemsize == 4 else 1  # of the array, for each output and position
-    for window in (problem.planes, problem.rows, problem.columns):
-        columns *= window.out * -(-window.kernel // window.step)
-    saved = columns / way.streams / hw.pe_clock * (1 - 1 / way.fold)
-    return saved > _border_transfers(problem.rows, way.fold) * _TRANSFER_SECONDS
 
 
 def _folded(window: Window, fold: int) -> tuple[tuple[Phase, ...], tuple[Mask, ...]]:
@@ -297,11 +91,6 @@ def _reaching(
     return tuple(found)
 
 
-def is_compact(window: Window, fold: int) -> bool:
-    """All kernel positions are folded: only the inputs are loaded that an output begins at."""
-    return fold > 1 and fold >= window.kernel and not window.transposed
-
-
 def _slots(window: Window, fold: int) -> int:
     """Places for weights along an axis."""
     return window.kernel if window.transposed else -(-window.kernel // fold)
@@ -351,11 +140,6 @@ def input_bytes(problem: Problem, planes: int, rows: int, fold: int, hw: Hardwar
     return chunks * sizes[0] * sizes[1] * problem.columns.size * problem.itemsize
 
 
-def _border_transfers(window: Window, fold: int) -> int:
-    """Loads of single rows at the borders, where parts of the partitions differ."""
-    return 2 * (fold - 1) if window.padding > 0 or window.transposed else 0
-
-
 def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
     """Into how many blocks a convolution is cut at least."""
     elements = problem.planes.size * problem.rows.size * problem.columns.size
@@ -384,7 +168,7 @@ def _blocks(
         return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
     wanted = _wanted_blocks(problem, sharing)
-    borders = _border_transfers(problem.rows, fold)
+    borders = border_transfers(problem.rows, fold)
     if fold > 1 and (borders > _BORDER_TRANSFERS or problem.planes.kernel > 1):
         # All images first: what is special at the border is done for all of them together.
         images = _planes_of_a_stream(problem, sharing)
@@ -476,8 +260,8 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         sharing.sides,
         sharing.array_columns,
         depth_of(problem, hw),
-        _rest_rows(problem, sharing, hw),
-        _rest_columns(problem, sharing, hw),
+        rest_rows(problem, sharing, hw),
+        rest_columns(problem, sharing, hw),
         is_small(problem, sharing, hw),
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),

@@ -9,13 +9,8 @@ import torch
 from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_bytes, is_depthwise
-from trnx.nki_kernels.kernels.convolution._geometry import (
-    Problem,
-    Window,
-    output_size,
-    plan_bytes,
-    trivial,
-)
+from trnx.nki_kernels.kernels.convolution._geometry import plan_bytes
+from trnx.nki_kernels.kernels.convolution._windows import Problem, Window, output_size, trivial
 from trnx.nki_kernels.spec import Bindings, Cost
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._geometry import Mask, Phase
+from trnx.nki_kernels.kernels.convolution._windows import Mask, Phase
 
 
 class Axis(NamedTuple):
-    """One axis of a convolution; see `_geometry.py` for phases and taps.
+    """One axis of a convolution; see `_windows.py` for phases and taps.
 
     low, high: the input indices that are in SBUF, padding included where kernel rows are folded;
     slots: kernel positions, folded ones counted once; out: outputs; step: distance of the outputs

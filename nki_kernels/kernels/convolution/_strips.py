@@ -13,7 +13,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._product import load
+from trnx.nki_kernels.kernels.convolution._loads import load
 from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis
 
 

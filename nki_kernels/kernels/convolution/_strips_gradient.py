@@ -21,7 +21,7 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
-from trnx.nki_kernels.kernels.convolution._product import load, store
+from trnx.nki_kernels.kernels.convolution._loads import load, store
 from trnx.nki_kernels.kernels.convolution._strips import (
     Heights,
     Loaded,

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
-from trnx.nki_kernels.kernels.convolution._geometry import Window
 from trnx.nki_kernels.kernels.convolution._strips import reach_of
 from trnx.nki_kernels.kernels.convolution._strips_gradient import Cut
 from trnx.nki_kernels.kernels.convolution._weight_host import tensor_seconds
 from trnx.nki_kernels.kernels.convolution._weight_product import TILES
 from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis, whole_columns
+from trnx.nki_kernels.kernels.convolution._windows import Window
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 

@@ -9,7 +9,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
-from trnx.nki_kernels.kernels.convolution._convolve import volumes_of
+from trnx.nki_kernels.kernels.convolution._views import volumes_of
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,
     Reach,

@@ -11,8 +11,8 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
-from trnx.nki_kernels.kernels.convolution._geometry import Window, output_size
 from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
+from trnx.nki_kernels.kernels.convolution._windows import Window, output_size
 from trnx.nki_kernels.spec import Bindings, Cost, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._product import load
+from trnx.nki_kernels.kernels.convolution._loads import load
 from trnx.nki_kernels.kernels.convolution._turned import load_turned, turned_part, turned_places
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._product import load
+from trnx.nki_kernels.kernels.convolution._loads import load
 
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 6, 3

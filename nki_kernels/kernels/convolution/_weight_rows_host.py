@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
-from trnx.nki_kernels.kernels.convolution._geometry import Window
 from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
 from trnx.nki_kernels.kernels.convolution._weight_rows import (
     LEAST_COLUMNS,
     RowAxis,
     reached,
 )
+from trnx.nki_kernels.kernels.convolution._windows import Window
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._product import store
+from trnx.nki_kernels.kernels.convolution._loads import store
 from trnx.nki_kernels.kernels.convolution._weight_operands import Ready, Work
 from trnx.nki_kernels.kernels.convolution._weight_product import Columns, copy_halves, copy_out
 

@@ -11,8 +11,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand
+from trnx.nki_kernels.kernels.convolution._loads import load
 from trnx.nki_kernels.kernels.convolution._plan import Plan
-from trnx.nki_kernels.kernels.convolution._product import Weights, load
+from trnx.nki_kernels.kernels.convolution._product import Weights
 from trnx.nki_kernels.kernels.convolution._weight_product import copy_out
 
 # Bytes of a partition (as float32) for rows of weights that wait to be transposed: few, so that

@@ -14,7 +14,7 @@ import nki
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._blocking import DMA, operand_layout
-from trnx.nki_kernels.kernels.convolution._convolve import Operands, convolve
+from trnx.nki_kernels.kernels.convolution._convolve import convolve
 from trnx.nki_kernels.kernels.convolution._depthwise import depthwise_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_plan, is_depthwise
 from trnx.nki_kernels.kernels.convolution._depthwise_product import depthwise_product_kernel
@@ -29,7 +29,8 @@ from trnx.nki_kernels.kernels.convolution._descriptors import (
     is_static,
 )
 from trnx.nki_kernels.kernels.convolution._epilogue import Norm
-from trnx.nki_kernels.kernels.convolution._geometry import blocks, plan, sharing_of
+from trnx.nki_kernels.kernels.convolution._filters import Operands
+from trnx.nki_kernels.kernels.convolution._geometry import blocks, plan
 from trnx.nki_kernels.kernels.convolution._host import (
     NAMES,
     cost,
@@ -43,6 +44,7 @@ from trnx.nki_kernels.kernels.convolution._host import (
 from trnx.nki_kernels.kernels.convolution._patterns import patterns
 from trnx.nki_kernels.kernels.convolution._plan import plan_of
 from trnx.nki_kernels.kernels.convolution._samples import samples
+from trnx.nki_kernels.kernels.convolution._sharing import sharing_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch
 from trnx.simulator.hardware import Hardware

@@ -1,0 +1,221 @@
+"""NKI helpers of convolutions: the input of blocks of outputs in SBUF, and transfers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from trnx.nki_kernels.kernels.convolution._plan import Block, Plan
+
+# Bytes of a partition (as float32) that are worth a transfer of their own.
+_TRANSFER_BYTES = 4096
+# Chunks of a small convolution that come one by one.
+_MANY_CHUNKS = 4
+
+
+class Source(NamedTuple):
+    """The input of a volume: a view `[channels, planes, rows, columns]` of `root`, dense in HBM,
+    and its strides and start as patterns on the whole need them; `is_static` as in `Plan`.
+    """
+
+    view: nl.NkiTensor
+    root: nl.NkiTensor
+    start: int
+    channels: int
+    rows: int
+    channel_step: int
+    plane_step: int
+    row_step: int
+    is_static: bool
+
+
+class Inputs(NamedTuple):
+    """A tile `[channels, chunks, planes, rows, columns]` with the input of some blocks: block i is
+    on the partitions from `(place + i) * array_rows` on, the last chunk of its channels from `rest`
+    on; and how many transfers there were up to these.
+    """
+
+    tile: nl.NkiTensor
+    blocks: list[Block]
+    rest: int
+    place: int
+    transfers: int
+
+
+def load_inputs(
+    x: Source, plan: Plan, sides: list[list[Block]], turn: int, number: int, by_both: bool
+) -> list[Inputs]:
+    """The input of the blocks of each side, `turn` sides of which were loaded before, by `number`
+    transfers. Every other one goes by the ring of stores where loads go `by_both`. A chunk of the
+    channels comes for all sides before the next one, as they are multiplied in turns.
+    """
+    channels = x.channels
+    used = min(channels, plan.depth) * plan.fold
+    tiles: list[nl.NkiTensor] = []
+    for blocks in sides:
+        tiles.append(_input_tile(x, plan, blocks, used))
+    count = tiles[0].shape[1]
+    if plan.fold == 1:
+        is_even = channels % plan.depth == 0 and count >= _MANY_CHUNKS
+        count = _chunks_of_a_transfer(tiles[0])
+        if plan.is_small and is_even and count <= _MANY_CHUNKS:
+            # The first product starts with the first chunk, unless that has few bytes.
+            count = 1
+    for chunk in range(0, tiles[0].shape[1], count):
+        for side in range(len(sides)):
+            rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
+            for index in range(len(sides[side])):
+                block = sides[side][index]
+                front, top = block.planes_in, block.rows_in
+                part = tiles[side][nl.ds(index * plan.array_rows, used)]
+                part = part[:, :, 0 : front[1] - front[0], 0 : top[1] - top[0], :]
+                if plan.fold > 1:
+                    number = _load_shifted(part, x, plan, front, top, number, by_both)
+                else:
+                    view = x.view[:, front[0] : front[1], top[0] : top[1], :]
+                    some = (chunk, min(chunk + count, part.shape[1]))
+                    rings = (by_both, plan.is_static)
+                    number = _load_chunks(part, view, plan.depth, some, rest, number, rings)
+    found: list[Inputs] = []
+    for side in range(len(sides)):
+        rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
+        found.append(Inputs(tiles[side], sides[side], rest, 0, number))
+    return found
+
+
+def _input_tile(x: Source, plan: Plan, blocks: list[Block], used: int) -> nl.NkiTensor:
+    """A tile for the input of some blocks, each on `used` partitions."""
+    planes = 1
+    rows = 1
+    for block in blocks:
+        planes = max(planes, block.planes_in[1] - block.planes_in[0])
+        rows = max(rows, block.rows_in[1] - block.rows_in[0])
+    chunks = (x.channels + plan.depth - 1) // plan.depth
+    shape = ((len(blocks) - 1) * plan.array_rows + used, chunks, planes, rows, x.view.shape[3])
+    return nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
+
+
+def _chunks_of_a_transfer(tile: nl.NkiTensor) -> int:
+    """Several, because a transfer costs its trigger, but not all in one."""
+    nbytes = tile.size // (tile.shape[0] * tile.shape[1]) * 4  # type: int
+    return max(1, _TRANSFER_BYTES // nbytes)
+
+
+def _load_chunks(
+    tile: nl.NkiTensor,
+    source: nl.NkiTensor,
+    depth: int,
+    some: tuple[int, int],
+    place: int,
+    number: int,
+    rings: tuple[bool, bool],
+) -> int:
+    """Chunks `some` of `tile[channels, chunks, planes, rows, columns]` <- `source[channels, ...]`,
+    the last of the chunks of `depth` channels from partition `place` on, where it has fewer;
+    `rings`: whether by both, and `is_static`; returns the number of transfers.
+    """
+    full = source.shape[0] // depth
+    count = min(some[1], full) - some[0]
+    if count > 0:
+        part = source[nl.ds(some[0] * depth, count * depth)].reshape_dim(0, (count, depth))
+        target = tile[0:depth, nl.ds(some[0], count)]
+        load(target, part.permute((1, 0, 2, 3, 4)), rings[0] and number % 2 == 0, rings[1])
+        number = number + 1
+    if some[1] > full:
+        rest = source.shape[0] - full * depth
+        target = tile[nl.ds(place, rest), full]
+        load(target, source[full * depth :], rings[0] and number % 2 == 0, rings[1])
+        number = number + 1
+    return number
+
+
+def load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool, is_static: bool) -> None:
+    """`dst` <- `src`, by the ring of stores where it `is_beside` other loads; where it `is_static`
+    by descriptors that are made before the run, whose trigger takes a ring no time to speak of.
+    """
+    if is_static:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
+    elif is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
+
+
+def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool, is_static: bool) -> None:
+    """`dst` <- `src`, by the ring of loads where it `is_beside` other stores; as `load`."""
+    if is_static:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
+    elif is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
+
+
+def _load_shifted(
+    tile: nl.NkiTensor,
+    x: Source,
+    plan: Plan,
+    front: tuple[int, int],
+    top: tuple[int, int],
+    number: int,
+    by_both: bool,
+) -> int:
+    """Part j of the partitions <- the input some rows further down, zeros before it; returns the
+    number of transfers.
+    """
+    step, origin, shift = plan.row_steps
+    rows = top[1] - top[0]
+    base = top[0] * step + origin
+    firsts = []
+    lasts = []
+    for j in range(plan.fold):
+        begin = base + j * shift
+        first = min(rows, max(0, (step - 1 - begin) // step))
+        firsts.append(first)
+        lasts.append(max(first, min(rows, (x.rows - 1 - begin) // step + 1)))
+    # The rows that all parts have come with one transfer. Before them zeros come first: by GpSimdE,
+    # as the other engines still work on the block before. Nothing takes what lies beyond the input.
+    inner = firsts[0]
+    outer = max(inner, lasts[-1])
+    if inner > 0:
+        nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
+    pieces: list[tuple[tuple[int, int], tuple[int, int, int]]] = []
+    if inner < outer:
+        pieces.append(((inner, outer), (0, plan.fold, shift)))
+    for j in range(plan.fold):
+        if firsts[j] < min(inner, lasts[j]):
+            pieces.append(((firsts[j], min(inner, lasts[j])), (j, 1, shift)))
+        if max(outer, firsts[j]) < lasts[j]:
+            pieces.append(((max(outer, firsts[j]), lasts[j]), (j, 1, shift)))
+    for some, parts in pieces:
+        _load_rows(tile, x, front, some, (base, step), parts, by_both and number % 2 == 0)
+        number = number + 1
+    return number
+
+
+def _load_rows(
+    tile: nl.NkiTensor,
+    x: Source,
+    front: tuple[int, int],
+    some: tuple[int, int],
+    where: tuple[int, int],
+    parts: tuple[int, int, int],
+    is_beside: bool,
+) -> None:
+    """Rows `some` of the tile, on `parts` (first, count, input rows between two) of its partitions;
+    `where` is the input row of the tile's row 0, and the input rows between two of them.
+    """
+    row = where[0] + some[0] * where[1] + parts[0] * parts[2]
+    pattern = [
+        [parts[2] * x.row_step, parts[1]],
+        [x.channel_step, x.channels],
+        [x.plane_step, front[1] - front[0]],
+        [where[1] * x.row_step, some[1] - some[0]],
+        [1, tile.shape[4]],
+    ]
+    offset = x.start + front[0] * x.plane_step + row * x.row_step
+    part = tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels)]
+    source = x.root.ap(pattern=pattern, offset=offset)
+    load(part[:, 0, :, some[0] : some[1], :], source, is_beside, x.is_static)
