@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.symbolic import number_key
+from trnx.fx_passes.symbolic import argument_key, number_key
 
 
 def form_of(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> Hashable:
@@ -31,7 +31,7 @@ def form_of(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> Hashable:
             return tuple((name, key(one)) for name, one in item.items())
         if isinstance(item, slice):
             return ("slice", key(item.start), key(item.stop), key(item.step))
-        return (type(item), number_key(item))
+        return argument_key(item)
 
     for node in nodes:
         parts.append((node.op, node.target, key(node.args), key(node.kwargs), key(node)))
@@ -46,4 +46,4 @@ def _value_key(value: Any) -> Hashable:
         return value.dtype, sizes, strides, place, value.is_neg(), value.is_conj()
     if isinstance(value, (list, tuple)):
         return tuple(map(_value_key, value))
-    return type(value), number_key(value)
+    return argument_key(value)

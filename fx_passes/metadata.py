@@ -17,8 +17,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from trnx.fx_passes.aliasing import same_layout
-from trnx.fx_passes.symbolic import depends_on_data, is_symbolic, number_key
-from trnx.nki_kernels.keys import key_of
+from trnx.fx_passes.symbolic import argument_key, depends_on_data, number_key
 
 VAL = "val"  # key of fake values after AOTAutograd
 EXAMPLE_VALUE = "example_value"  # key of fake values in Dynamo's graph
@@ -117,7 +116,7 @@ def _key(value: Any) -> Hashable:
             raise TypeError(value.layout)
         sizes = tuple(map(number_key, (*value.shape, *value.stride(), value.storage_offset())))
         return (value.dtype, value.device, value.is_neg(), value.is_conj(), sizes)
-    return (type(value), number_key(value)) if is_symbolic(value) else key_of(value)
+    return argument_key(value)
 
 
 def insert_call(

@@ -1,10 +1,10 @@
 """Matches of several ops that take longer than the same ops, and those beside them, do in other
 kernels.
 
-A kernel that takes an op on its way takes it from the chain that ends in that op, or does in more
-time what one generated kernel would. Asked are kernels that do not compare themselves with what
-they fuse (`KernelSpec.fuses`), once for each form. Where sizes are symbols they stay, as in
-`leave_to_fusion.py`.
+A kernel that takes an op on its way takes it from the chain that ends in that op, or from the one
+that begins behind it, or does in more time what one generated kernel would. Asked are kernels that
+do not compare themselves with what they fuse (`KernelSpec.fuses`), once for each form. Where sizes
+are symbols they stay, as in `leave_to_fusion.py`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ def slower_matches(
         if getattr(kernel, "fuses", False) or not takes_several(match) or has_symbols(match):
             continue
         lowered = lowered_by(generator, hardware)
-        beside = list(_beside(match, claimed, lowered))
+        after = list(_readers(match, claimed, lowered))
+        beside = [*_beside(match, claimed, lowered), *after]
         if not beside and not all(map(lowered, compute_of(match))):
             continue
         nodes = sorted({*beside, *match.nodes})  # in the order of the graph
-        results = [node for node in match.match.results if node is not None]
+        results = _used_outside([*_results(match), *after], nodes)
         form = (id(kernel), form_of(nodes, results))
         if form not in known:
             own = seconds(nodes, results, nothing)
@@ -81,6 +82,31 @@ def refused_at(places: Iterable[tuple[str, fx.Node]]) -> Refused:
 
 def _several_of(kernel: object) -> Refused:
     return lambda match: match.match.kernel is kernel and takes_several(match)
+
+
+def _results(match: GraphMatch) -> list[fx.Node]:
+    return [node for node in match.match.results if node is not None]
+
+
+def _used_outside(candidates: Iterable[fx.Node], nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Those that other than `nodes` read, in the order of the graph."""
+    inside = set(nodes)
+    found = {node for node in candidates if any(user not in inside for user in node.users)}
+    return sorted(found)
+
+
+def _readers(
+    match: GraphMatch, claimed: set[fx.Node], lowered: Callable[[fx.Node], bool]
+) -> Iterator[fx.Node]:
+    """The ops that read what the match gives and that generated kernels run; no match has them, and
+    nothing else that they read follows from the match."""
+    results = _results(match)
+    inside = set(match.nodes)
+    for user in dict.fromkeys(user for node in results for user in node.users):
+        is_free = is_compute(user) and user not in claimed and lowered(user)
+        others = (source for source in user.all_input_nodes if source not in inside)
+        if is_free and all(other < min(results) for other in others):
+            yield user
 
 
 def _beside(

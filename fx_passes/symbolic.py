@@ -6,10 +6,13 @@ the numbers that stand for them.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from trnx.nki_kernels.keys import key_of
 
 
 def is_symbolic(value: Any) -> bool:
@@ -60,3 +63,9 @@ def known_equal(a: Any, number: int) -> bool:
 def number_key(value: Any) -> Any:
     """Equal for numbers that are equal by expression; what is no symbolic number is itself."""
     return value.node.expr if is_symbolic(value) else value
+
+
+def argument_key(value: Any) -> Hashable:
+    """Equal for arguments of calls that are equal, symbolic numbers by expression: 0.0 and -0.0
+    differ, and 1 and True."""
+    return (type(value), value.node.expr) if is_symbolic(value) else key_of(value)

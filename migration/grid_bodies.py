@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 
 from trnx.migration.names import Names
+from trnx.migration.source import inside_texts
 from trnx.migration.uses import names_of
 
 # What a shape may be made of besides constants and shapes; whatever else is called may make a tile.
@@ -193,21 +194,10 @@ def looped(
     for head in heads:
         found.append((f"{indent}{step * depth}{head}\n", number))
         depth += head.startswith("for ")
-    inside = _inside_texts(function)
+    inside = inside_texts(function)
     for one in body.looped:
         start = (one.end_lineno or 0) - len(parts[one])
         for place, (text, old) in enumerate(parts[one], start + 1):
             is_text = place in inside or not text.strip()
             found.append((text if is_text else f"{step * depth}{text}", old))
     return found + [line for one in body.last for line in parts[one]]
-
-
-def _inside_texts(function: ast.FunctionDef) -> set[int]:
-    """The lines that begin within a text of several lines, which keep their spaces."""
-    return {
-        line
-        for node in ast.walk(function)
-        if isinstance(node, ast.Constant | ast.JoinedStr)
-        for line in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
-        if not isinstance(node, ast.Constant) or isinstance(node.value, str | bytes)
-    }

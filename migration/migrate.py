@@ -12,6 +12,7 @@ from trnx.migration.calls import Spelling, without
 from trnx.migration.kernels import KernelRewriter
 from trnx.migration.launch_grids import WithoutGrids, without_grids
 from trnx.migration.names import Names
+from trnx.migration.nested import without_nested
 from trnx.migration.source import DELETED, Source
 from trnx.migration.uses import names_of
 from trnx.simulator.errors import TrnxError
@@ -73,9 +74,16 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
     if above:
         first = source.tree.body[1 if ast.get_docstring(source.tree) else 0]
         before[first] = f"{above}{before.get(first, '')}"
-    new = _tidy(source.result(before))
+    functions = {one.name: one for one in _functions(source.tree) if _is_kernel(one, names)}
+    nested = without_nested(_tidy(source.result(before)), functions, MARK)
+    for kernel, name, advice in nested.left:
+        notes.setdefault(_inside(functions[kernel], name), []).append(advice)
     listed = sorted((grids.lines[s.lineno - 1], n) for s, found in notes.items() for n in found)
-    return Migration(text, new, tuple(listed))
+    return Migration(text, nested.text, tuple(listed))
+
+
+def _inside(kernel: ast.FunctionDef, name: str) -> ast.stmt:
+    return next(one for one in kernel.body if isinstance(one, ast.FunctionDef) and one.name == name)
 
 
 def _notes(tree: ast.AST, grids: WithoutGrids) -> dict[ast.stmt, list[str]]:
@@ -116,19 +124,23 @@ def _uses_old(function: ast.FunctionDef, names: Names) -> bool:
     )
 
 
-def _imports(function: ast.FunctionDef, names: Names) -> None:
-    """Imports of a kernel, or of a function that kernels call, go to the top of the file."""
-    is_kernel = any(
+def _is_kernel(function: ast.FunctionDef, names: Names) -> bool:
+    """True for a kernel, and for a function that kernels call."""
+    is_decorated = any(
         names.dotted(one.func if isinstance(one, ast.Call) else one) in _DECORATORS
         for one in function.decorator_list
     )
-    nodes = list(ast.walk(function))
-    is_kernel = is_kernel or any(
+    return is_decorated or any(
         isinstance(node, ast.Call)
         and (names.isa(node.func) or names.language(node.func) in _KERNEL_CALLS)
-        for node in nodes
+        for node in ast.walk(function)
     )
-    for node in nodes:
+
+
+def _imports(function: ast.FunctionDef, names: Names) -> None:
+    """Imports of a kernel, or of a function that kernels call, go to the top of the file."""
+    is_kernel = _is_kernel(function, names)
+    for node in ast.walk(function):
         if is_kernel and isinstance(node, ast.Import | ast.ImportFrom):
             names.leave_kernel(node)
 

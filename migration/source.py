@@ -98,3 +98,14 @@ def edited(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
         pieces += [text[at:start], new]
         at = end
     return "".join([*pieces, text[at:]])
+
+
+def inside_texts(tree: ast.AST) -> set[int]:
+    """The lines that begin within a text of several lines, which keep their spaces."""
+    return {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+        for line in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
+        if not isinstance(node, ast.Constant) or isinstance(node.value, str | bytes)
+    }

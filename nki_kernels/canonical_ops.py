@@ -107,6 +107,12 @@ def _flash_mask(q: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tensor:
     return attn_mask
 
 
+def _added(q: torch.Tensor, attn_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The mask as eager's attention with dropout has it: added, so that an infinite score of a
+    hidden key is NaN."""
+    return None if attn_mask is None else _flash_mask(q, attn_mask)
+
+
 def _flash_takes(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None
 ) -> bool:
@@ -196,6 +202,8 @@ def sdpa(
         bias = None if attn_mask is None else _flash_mask(q, attn_mask)
         fused, lse = _CPU_FLASH(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
         return fused if fused.stride() == out.stride() else out.copy_(fused), lse.contiguous()
+    if dropout_mask is not None:
+        attn_mask = _added(q, attn_mask)
     weights, lse = _probabilities(q, k, attn_mask, is_causal, scale)
     if dropout_mask is not None:
         weights = weights * _keep_factor(dropout_mask, dropout_p, weights.dtype)
@@ -269,6 +277,8 @@ def sdpa_backward(
         dq, dk, dv = (x.copy_(g) for x, g in zip(results, grads, strict=True))
         return dq, dk, dv, dmask
     wide = _wide(q.dtype)
+    if dropout_mask is not None:
+        attn_mask = _added(q, attn_mask)
     weights, _ = _probabilities(q, k, attn_mask, is_causal, scale)
     grad = grad_out.to(wide)
     dweights = grad @ _repeat_heads(v, q.shape[1]).transpose(-1, -2)
@@ -448,7 +458,8 @@ def cross_entropy_backward(
 ) -> torch.Tensor:
     """The gradient of `cross_entropy` with respect to x."""
     counts = target != ignore_index
-    slope = (grad.to(top.dtype) / weight if reduction == 1 else grad.to(top.dtype)) * counts
+    slope = grad.to(top.dtype) / weight if reduction == 1 else grad.to(top.dtype)
+    slope = slope.where(counts, 0)
     dx = (x.to(top.dtype) - top[:, None]).exp() * (slope / total)[:, None]
     place = target.where(counts, 0)[:, None]
     return dx.scatter_add(1, place, -slope[:, None]).to(x.dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -32,8 +31,6 @@ from trnx.fx_passes.symbolic import is_symbolic
 Step = Callable[..., Any]
 # Makes a step for buckets of these sizes, whose kernels are known by their regions' names.
 MakeStep = Callable[[Symbols, Mapping[str, KernelCall]], Step]
-# Called with a frame, the list of the graph's inputs, and the exact numbers of the call.
-Forward = Callable[[Any, list[Any], tuple[Number, ...]], list[Any]]
 
 
 class BucketFunction:
@@ -56,8 +53,13 @@ class BucketFunction:
         self._sizes = generator.sizes
         self._makers = generator.makers
 
-    def bound(self, symbols: Symbols, kernels: Mapping[str, KernelCall]) -> Forward:
-        """The function for buckets of these sizes. Raises CannotPadError, UnknownSizeError."""
+    def bound(
+        self, symbols: Symbols, kernels: Mapping[str, KernelCall]
+    ) -> tuple[MethodType, tuple[Number, ...]]:
+        """The function for buckets of these sizes, and the numbers to call it with. It takes a
+        frame, the list of the graph's inputs, the exact numbers of the call, and those numbers.
+        Raises CannotPadError, UnknownSizeError.
+        """
         forward: Any = type(self.module).forward
         sizes = self._sizes.evaluate(symbols)
         steps = {
@@ -66,8 +68,7 @@ class BucketFunction:
             if isinstance(one, FunctionType) and one in self._makers
         }
         function = FunctionType(forward.__code__, {**forward.__globals__, **steps})
-        run = MethodType(function, self.module)
-        return partial(run, sizes=sizes)
+        return MethodType(function, self.module), sizes
 
 
 def _is_of_the_buckets(region: Region, padded: PaddedPlan) -> bool:

@@ -12,6 +12,7 @@ from trnx.backend.buckets.function import BucketFunction
 from trnx.backend.inputs import Inputs, InputSpecs
 from trnx.backend.shapes import Number, Symbols
 from trnx.backend.specialisation import KernelFactory, PreparedPlan, Result
+from trnx.backend.torch_internals import is_profiling
 from trnx.simulator.lru_cache import LruCache
 
 # Sets of exact sizes that a specialisation remembers, each with some numbers and specs.
@@ -36,7 +37,8 @@ class BucketSpecialisation(PreparedPlan):
         self._prepare(results, function.regions, symbols, make_kernel)
         self._numbers = function.numbers
         self._module = function.module
-        self._forward = function.bound(symbols, self.kernels)
+        forward, self._sizes = function.bound(symbols, self.kernels)
+        self._set_function(forward)
         self._known: LruCache[tuple[tuple[Number, ...], Inputs]] = LruCache(KNOWN_SIZES)
 
     def __call__(self, args: list[Any], exact: tuple[Number, ...], symbols: Symbols) -> list[Any]:
@@ -44,7 +46,8 @@ class BucketSpecialisation(PreparedPlan):
         inputs.admit(args)
         frame = self._frames.take()
         try:
-            outputs: list[Any] = self._forward(frame, args, numbers)
+            run = self._named if is_profiling() else self._direct
+            outputs: list[Any] = run(frame, args, numbers, self._sizes)
         finally:
             self._frames.give_back(frame)
         return outputs

@@ -39,11 +39,11 @@ def _origin(node: fx.Node) -> fx.Node | None:
     if node.target is not aten._to_copy.default:
         return None
     wide = node.args[0]
-    assert isinstance(wide, fx.Node)
-    if wide.target is not aten._to_copy.default:
+    if not isinstance(wide, fx.Node) or wide.target is not aten._to_copy.default:
         return None
     origin = wide.args[0]
-    assert isinstance(origin, fx.Node)
+    if not isinstance(origin, fx.Node):  # a number, which batching casts
+        return None
     first, between, last = val(origin), val(wide), val(node)
     exact = between.dtype in _HOLDS.get(first.dtype, ())
     same = first.dtype == last.dtype and same_numbers(first.stride(), last.stride())

@@ -19,15 +19,17 @@ from dataclasses import dataclass
 import torch
 
 from trnx.nki_kernels.generator.chain_order import in_chain_order
-from trnx.nki_kernels.generator.engines import TENSOR
-from trnx.nki_kernels.generator.geometry import (
+from trnx.nki_kernels.generator.cuts import (
     EFFICIENT_RUN,
-    Axis,
-    Geometry,
-    RowTiles,
     cut_along,
     leads,
     seconds_of,
+)
+from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.geometry import (
+    Axis,
+    Geometry,
+    RowTiles,
 )
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction, Tile
@@ -101,7 +103,7 @@ def cut_led_in_steps(
     if math.prod(sizes[d] for d in within) > budget:
         return None
     cut = cut_along(partition, lead, order, sizes, within, budget)
-    found = _reducing(cut, reduced)
+    found = reducing(cut, reduced)
     return found if found.in_phases else None
 
 
@@ -119,7 +121,7 @@ def cut_interleaved(
     in steps along them: None where there are none."""
     within = reduced if whole else frozenset()
     cut = cut_along(partition, lead, order, sizes, within, budget)
-    found = dataclasses.replace(_reducing(cut, reduced), interleaved=True)
+    found = dataclasses.replace(reducing(cut, reduced), interleaved=True)
     return found if whole or found.in_phases else None
 
 
@@ -132,10 +134,10 @@ def _best(
 ) -> Geometry:
     """The fastest one."""
     best = min(found, key=lambda g: seconds_of(g, order, sizes, efficient))
-    return _reducing(best, reduced)
+    return reducing(best, reduced)
 
 
-def _reducing(cut: Geometry, reduced: frozenset[int]) -> Geometry:
+def reducing(cut: Geometry, reduced: frozenset[int]) -> Geometry:
     """`cut` of a region that reduces these dimensions, with the loops over what stays outside."""
     loops = sorted(cut.loops, key=lambda axis: axis.label in reduced)
     return dataclasses.replace(cut, reduced=reduced, loops=tuple(loops))

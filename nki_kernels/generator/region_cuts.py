@@ -1,37 +1,35 @@
-"""`RegionCuts`: the ways to cut a lowered region into tiles that fit into SBUF, each with its
-instructions, their engines and their stages."""
+"""`RegionCuts`: the ways to cut a lowered region into tiles that fit into SBUF."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trnx.nki_kernels.generator.across import (
-    Phase,
     cut_across,
     cut_in_steps,
     cut_interleaved,
     cut_led_in_steps,
+    reducing,
+)
+from trnx.nki_kernels.generator.cuts import (
+    cut,
+    cut_along,
+    leads,
+    runs_across,
 )
 from trnx.nki_kernels.generator.geometry import (
     PARTITIONS,
     Axis,
     Geometry,
-    Strides,
-    cut,
-    cut_along,
     laid_out,
-    leads,
     mixed_order,
-    runs_across,
 )
-from trnx.nki_kernels.generator.ir import Dims, Value
-from trnx.nki_kernels.generator.lower import Lowered, reachable
-from trnx.nki_kernels.generator.permute import in_own_order
-from trnx.nki_kernels.generator.select_instructions import InstructionSelector
+from trnx.nki_kernels.generator.ir import Dims
+from trnx.nki_kernels.generator.long_runs import Access, Space
+from trnx.nki_kernels.generator.lowered_space import LoweredSpace
 from trnx.nki_kernels.generator.split import (
     equal_parts,
     filled_by,
@@ -41,9 +39,8 @@ from trnx.nki_kernels.generator.split import (
 )
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
-from trnx.nki_kernels.generator.ways_to_run import placed_across, ways_of_phases, ways_of_rows
+from trnx.nki_kernels.generator.ways_to_run import ways_of_rows
 from trnx.simulator.costs.constants import timing
-from trnx.simulator.hardware import Hardware
 
 # Elements of one partition in a tile: long enough to hide the fixed cost of an instruction and of a
 # DMA (2 KiB a partition), short enough that the temporaries of a long chain fit.
@@ -56,32 +53,13 @@ _ACROSS_FREE_SIZE = 16384
 # How many ways to split dimensions are tried.
 _MOST_SPLITS = 4
 _SPLIT_SIZES = (_FREE_SIZE, _FREE_SIZE // 4, 4 * _FREE_SIZE)
-# Smaller tiles of phases leave room for what phases keep; these are not worth it.
-_LEAST_KEEPING = 128
+# Runs with which DMA takes so many times as long are too short.
+_MOST_SLOWED = 4.0
 
 
 @dataclass(frozen=True)
-class RegionCuts:
-    """The ways to cut a lowered graph into tiles: `order` and `sizes` are its space, `strides`
-    those of its loads and results."""
-
-    lowered: Lowered
-    order: tuple[int, ...]
-    sizes: Mapping[int, int]
-    strides: tuple[Mapping[Value, Strides], tuple[Strides, ...]]
-    hw: Hardware
-
-    @property
-    def reduced(self) -> frozenset[int]:
-        """The labels that are reduced."""
-        return frozenset(d for d in self.order if d in self.lowered.reduced)
-
-    @property
-    def efficient_run(self) -> int:
-        """Elements that DMA moves in the time of one descriptor."""
-        itemsize = max((v.dtype.itemsize for v in self.strides[0]), default=4)
-        nbytes = timing(self.hw).least_descriptor_ns * self.hw.dma_engine_rate / 1e9
-        return math.ceil(nbytes / itemsize)
+class RegionCuts(LoweredSpace):
+    """The ways to cut a lowered graph into tiles."""
 
     def all(self) -> Iterator[TiledRegion]:
         """The cuts with whole rows and those with reduced dimensions along the partitions."""
@@ -112,7 +90,7 @@ class RegionCuts:
         """The region in tiles of whole rows that some tensor has in another order than they are
         computed in, for each order in which tensors lie: `cut` looks at one order alone. In these
         orders also in steps along a reduced dimension."""
-        orders = self._orders()
+        orders = self.orders()
         found: list[TiledRegion] = []
         for order in orders if len(orders) > 1 else ():
             outer = tuple(d for d in order if d not in self.reduced)
@@ -122,18 +100,72 @@ class RegionCuts:
                 for lead in (None, *leads(partition, outer, self.sizes, across=False)):
                     for region in self._in_order(partition, lead, order, free_size):
                         if region.layouts:
-                            found += self._fitting(ways_of_rows(region, self.hw, MOST_STAGES))
+                            found += self.fitting(ways_of_rows(region, self.hw, MOST_STAGES))
         return found
+
+    def with_long_runs(self) -> Iterator[TiledRegion]:
+        """The region in tiles with runs of a useful length in all tensors, which lie in several
+        orders: tiles of whole rows, and those with a reduced dimension along the partitions."""
+        orders = self.orders()
+        for order in orders if len(orders) > 1 else ():
+            for region in _of_sizes(functools.partial(self._with_long_runs, order)):
+                if region.layouts:
+                    yield region
+
+    def _with_long_runs(self, order: Dims, free_size: int) -> list[TiledRegion]:
+        found: list[TiledRegion] = []
+        if cut := self._new_cut(free_size, across=False):
+            region = self.selected(laid_out(cut, order))
+            found += self.fitting(ways_of_rows(region, self.hw, MOST_STAGES))
+        is_float = bool(self.reduced) and self.reduces_as_floats()
+        if is_float and self._new_cut(free_size, across=True):
+
+            def across(budget: int) -> Geometry | None:
+                cut = self._cut_with_long_runs(budget, across=True)
+                return cut and laid_out(reducing(cut, self.reduced), order)
+
+            found += self.phased(across, free_size)
+        return found
+
+    def _new_cut(self, free_size: int, *, across: bool) -> Geometry | None:
+        """The same as the next, None where a size that is tried before gives that cut."""
+        cut = self._cut_with_long_runs(free_size, across=across)
+        before = _SIZES[: _SIZES.index(free_size)]
+        is_new = cut not in [self._cut_with_long_runs(size, across=across) for size in before]
+        return cut if is_new else None
+
+    def _cut_with_long_runs(self, free_size: int, *, across: bool) -> Geometry | None:
+        """The cut for which DMA takes the least time (`long_runs.py`), with a dimension along the
+        partitions that is reduced or one that stays."""
+        known = self._cuts_with_long_runs
+        if (free_size, across) not in known:
+            whole = frozenset[int]() if across else self.reduced
+            along = tuple(d for d in self.order if (d in self.reduced) == across)
+            least = timing(self.hw).least_descriptor_ns * self.hw.dma_engine_rate / 1e9
+            accesses = [Access(*a) for a in zip(self.itemsizes(), self.accesses(), strict=True)]
+            space = Space(self.order, self.sizes, whole, accesses, least)
+            cuts = [
+                (slowed, cut)
+                for slowed, cut in space.cuts(along, free_size, 1 if across else self.hw.cores)
+                if slowed < _MOST_SLOWED and self.stores_along(cut.partition, cut.lead)
+            ]
+            best = min(cuts, key=lambda pair: pair[0], default=None)
+            known[free_size, across] = best and best[1]
+        return known[free_size, across]
+
+    @functools.cached_property
+    def _cuts_with_long_runs(self) -> dict[tuple[int, bool], Geometry | None]:
+        return {}
 
     def _in_order(
         self, partition: int, lead: Axis | None, order: Dims, free_size: int
     ) -> list[TiledRegion]:
         """The region in tiles of whole rows whose axes lie in `order`, long along its last ones, or
         along the last ones of all orders."""
-        if not self._stores_along(partition, lead):
+        if not self.stores_along(partition, lead):
             return []
         row = math.prod(self.sizes[d] for d in self.reduced)
-        filled = dict.fromkeys((order, mixed_order(self._orders())))
+        filled = dict.fromkeys((order, mixed_order(self.orders())))
         cuts = (
             cut_along(
                 partition, lead, first, self.sizes, self.reduced, max(row, free_size),
@@ -141,7 +173,7 @@ class RegionCuts:
             )
             for first in filled
         )  # fmt: skip
-        return [self._selected(cut) for cut in dict.fromkeys(laid_out(cut, order) for cut in cuts)]
+        return [self.selected(cut) for cut in dict.fromkeys(laid_out(cut, order) for cut in cuts)]
 
     def _permuted_in_steps(self, partition: int, order: Dims, free_size: int) -> list[TiledRegion]:
         if not self.reduces_as_floats():
@@ -149,19 +181,7 @@ class RegionCuts:
         cut = functools.partial(
             cut_led_in_steps, partition, None, order, self.sizes, self.reduced, whole=True
         )
-        return [region for region in self._phased(cut, free_size) if region.layouts]
-
-    @property
-    def dma_seconds(self) -> float:
-        """What reading all operands and writing all results once takes."""
-        accesses = [(v.dtype.itemsize, s) for v, s in self.strides[0].items()]
-        kinds = [output.spec.dtype.itemsize for output in self.lowered.outputs]
-        accesses += zip(kinds, self.strides[1], strict=True)
-        counts = [
-            itemsize * math.prod(self.sizes[d] for d in self.order if strides.get(d))
-            for itemsize, strides in accesses
-        ]
-        return sum(counts) / self.hw.dma_bytes_per_second
+        return [region for region in self.phased(cut, free_size) if region.layouts]
 
     def split(self, filled: float, *, in_steps: bool) -> Iterator[TiledRegion]:
         """The region with a part of another dimension on the partitions that one leaves empty, of
@@ -185,46 +205,28 @@ class RegionCuts:
     def _seconds_of_way(self, way: tuple[int, int, int]) -> float:
         """How many times as long as with full partitions and long runs DMA takes, about."""
         partition, d, count = way
-        runs = (run_beside(self.sizes, s, way) for s in self._accesses() if s)
+        runs = (run_beside(self.sizes, s, way) for s in self.accesses() if s)
         slower = [max(1.0, self.efficient_run / run) for run in runs]
         return sum(slower) / filled_by(self.sizes[partition], self.sizes[d], count)
-
-    def _accesses(self) -> list[Strides]:
-        """The strides of all loads and results along the space."""
-        every = (*self.strides[0].values(), *self.strides[1])
-        return [{d: s[d] for d in self.order if s.get(d)} for s in every]
 
     def led(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
         """The region in tiles of whole rows of `partition` and `lead`, for each order in which
         tensors lie."""
         return [
             found
-            for order in self._orders()
+            for order in self.orders()
             for region in self._in_order(partition, lead, order, free_size)
-            for found in self._fitting(ways_of_rows(region, self.hw, MOST_STAGES))
+            for found in self.fitting(ways_of_rows(region, self.hw, MOST_STAGES))
         ]
 
     def led_in_steps(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
         """The same with steps along a reduced dimension, in the order of the space."""
-        if not self._stores_along(partition, lead):
+        if not self.stores_along(partition, lead):
             return []
         cut = functools.partial(
             cut_led_in_steps, partition, lead, self.order, self.sizes, self.reduced
         )
-        return self._phased(cut, free_size)
-
-    def _orders(self) -> list[Dims]:
-        """The order of the space, and those of tensors along all of it."""
-        every = (*self.strides[0].values(), *self.strides[1])
-        whole = [s for s in every if all(s.get(d, 0) > 0 for d in self.order)]
-        own = (tuple(sorted(self.order, key=lambda d: -s[d])) for s in whole)
-        return list(dict.fromkeys((self.order, *own)))
-
-    def _stores_along(self, partition: int, lead: Axis | None) -> bool:
-        """Whether no result varies along the lead alone: it would lie in every so many partitions,
-        from where DMA does not store."""
-        stored = [frozenset(output) & set(self.order) for output in self.strides[1]]
-        return lead is None or all(partition in s for s in stored if lead.label in s)
+        return self.phased(cut, free_size)
 
     def turned(self, free_size: int) -> list[TiledRegion]:
         """The region with a dimension along the partitions that runs in the memory of a tensor,
@@ -239,13 +241,13 @@ class RegionCuts:
                     cut_interleaved, partition, lead, order, self.sizes, self.reduced
                 )
                 if partition in self.reduced:
-                    found += self._phased(cut, free_size) if self.reduces_as_floats() else []
+                    found += self.phased(cut, free_size) if self.reduces_as_floats() else []
                     continue
                 if self.reduced and self.reduces_as_floats():
-                    found += self._phased(cut, free_size)
+                    found += self.phased(cut, free_size)
                 geometry = cut(max(row, free_size), whole=True)
                 assert geometry is not None
-                found += self._fitting(ways_of_rows(self._selected(geometry), self.hw, MOST_STAGES))
+                found += self.fitting(ways_of_rows(self.selected(geometry), self.hw, MOST_STAGES))
         loads = self.strides[0]
         return [region for region in found if any(map(region.is_turned, loads))]
 
@@ -279,7 +281,7 @@ class RegionCuts:
             )  # fmt: skip
             if geometry is None:
                 continue
-            if found := self._fitting(ways_of_rows(self._selected(geometry), self.hw, most)):
+            if found := self.fitting(ways_of_rows(self.selected(geometry), self.hw, most)):
                 return found
         return []
 
@@ -295,7 +297,7 @@ class RegionCuts:
                 cut_across, self.order, self.sizes, self.reduced, whole=whole, along=along,
                 efficient=self.efficient_run,
             )  # fmt: skip
-            found += self._phased(cut, free_size)
+            found += self.phased(cut, free_size)
         return found
 
     def _along_partitions(self, dims: Dims) -> list[Dims]:
@@ -309,77 +311,7 @@ class RegionCuts:
         cut = functools.partial(
             cut_in_steps, self.order, self.sizes, self.reduced, efficient=self.efficient_run
         )
-        return self._phased(cut, free_size)
-
-    def _phased(self, cut: Callable[[int], Geometry | None], free_size: int) -> list[TiledRegion]:
-        """The region in phases, in the largest tiles of which two fit beside what phases keep.
-        Where they would keep nothing, smaller ones that leave room for something are tried too."""
-        budget, found = free_size, list[TiledRegion]()
-        while budget and not (found and budget < _LEAST_KEEPING):
-            geometry = cut(budget)
-            if geometry is None:
-                return found
-            placed = self._placed_in_phases(geometry)
-            for choice in (("all",), ("computed", "loads", "first")):
-                if keeping := self._keeping(placed, choice):
-                    return [*found, *keeping]
-            found = found or self._keeping(placed, ("none",))
-            budget //= 2
-        return found
-
-    def _placed_in_phases(self, geometry: Geometry) -> list[TiledRegion]:
-        """The region with its instructions and their engines, for each choice of these."""
-        ways = [self._selected(geometry, sums) for sums in (True, False)]
-        ways.append(self._selected(geometry, in_one_phase=True))
-        different = {way.key: way for way in ways}.values()
-        return [one for way in different for one in placed_across(way, self.hw)]
-
-    def _keeping(self, placed: Sequence[TiledRegion], choice: Sequence[str]) -> list[TiledRegion]:
-        """Those of `placed` that fit, and keep something where that is the choice, for each
-        `choice` of what phases keep that differs."""
-        found: list[TiledRegion] = []
-        anyway = ("all", "none")
-        for one in placed:
-            assert one.across is not None
-            different: list[list[Phase]] = []
-            for keeps in choice:
-                phases = one.across.phases(keeps)
-                if phases in different or not (keeps in anyway or any(p.kept for p in phases)):
-                    continue
-                different.append(phases)
-                found += self._fitting(ways_of_phases(one.in_phases(keeps=keeps)))
-        return found
-
-    def reduces_as_floats(self) -> bool:
-        """Whether phases can add up all reductions: in float32."""
-        values = reachable(tuple(output.value for output in self.lowered.outputs))
-        return all(v.dtype.is_floating_point for v in values if v.op == "reduce")
-
-    def _selected(
-        self, geometry: Geometry, sums_in_activations: bool = True, *, in_one_phase: bool = False
-    ) -> TiledRegion:
-        outputs = self.lowered.outputs
-        roots = tuple(dict.fromkeys(o.value for o in outputs))
-        selector = InstructionSelector(
-            roots,
-            geometry,
-            scalar_bias=self.hw.generation > 2,
-            sums_in_activations=sums_in_activations,
-            in_one_phase=in_one_phase,
-        )
-        region = TiledRegion(outputs, geometry, *selector.run(), *self.strides)
-        region = dataclasses.replace(region, stages=[0] * len(region.instructions))
-        region = in_own_order(region)
-        if self.hw.generation == 2:
-            return region
-        halved = (i.dst for i in region.instructions if region.is_faster_in_halves(i))
-        return dataclasses.replace(region, halved=frozenset(halved))
-
-    def _fitting(self, regions: Sequence[TiledRegion]) -> list[TiledRegion]:
-        return [region for region in regions if self._fits(region)]
-
-    def _fits(self, region: TiledRegion) -> bool:
-        return region.bytes_in_work() <= self.hw.sbuf_partition_bytes * 7 // 8
+        return self.phased(cut, free_size)
 
 
 def _is_full(region: TiledRegion) -> bool:

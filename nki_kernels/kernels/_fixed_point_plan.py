@@ -8,7 +8,7 @@ engine by engine: of those instructions that are ready, the one for the earliest
 first, small ones before all others, since large ones of another engine wait for them.
 
 The sizes were searched for by the predicted times of 128x2048, 128x4096 and 128x1000, of 1024x4096,
-4096x2048 and 128x8192, and of 128x16384 and 64x32768.
+and of 64x32768.
 """
 
 from __future__ import annotations
@@ -20,42 +20,48 @@ from typing import NamedTuple
 
 EPOCH = 16384  # elements whose magnitudes are added
 # Instructions: of a piece ...
-LOAD, BOUND, ROUND, SCALE, LEFT, LEFT_ON_VECTOR, SUM, SUM_LEFT, ADD, FINISH = range(10)
-# ... and of a chunk: several in turn of its unit and of the sum before it.
-PROBE, NOTHING, UNIT, START = 10, 11, 20, 30
-UNIT_STEPS, START_STEPS = 6, 5
+LOAD, BOUND, LIFT, ROUND, ROUND_ON_VECTOR = range(5)
+LEFT, LEFT_ON_VECTOR, SUM, SUM_LEFT, ADD, FINISH = range(5, 11)
+# ... and of a chunk: its unit, and what it starts with, in turn.
+NOTHING, UNIT, MOVE, START, START_LEFT = range(11, 16)
+
+
+_Shares = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 class _Way(NamedTuple):
     """How to cut: `head` are the first pieces by chunk, `middle` those of other chunks, `tail` of
     the last one. VectorE finds what is left of `shares` / 32 of the first pieces, of the last ones
-    (from the end), and of others. Bounds are `lead` elements ahead of what needs them, but no more
-    than `hurry` of the elements so far; loads are `window` ahead of stores (SBUF limits that).
+    (from the end), and of others, and rounds `rounds` / 32 of them; it adds in the last `adds`
+    pieces. Bounds are `lead` elements ahead of what needs them, but no more than `hurry` of the
+    elements so far; loads are `window` ahead of stores (SBUF limits that).
     """
 
     head: tuple[tuple[int, ...], ...]
     middle: tuple[int, ...]
     tail: tuple[int, ...]
-    shares: tuple[tuple[int, ...], tuple[int, ...], int]
+    shares: _Shares
+    rounds: _Shares
+    adds: int
     lead: int
     window: int
     hurry: float
 
 
-# Few positions, of which the ends count; rows of few and of many chunks: what is left adds up over
-# chunks, and so do the roundings of its sums.
-_FEW, _SHORT_ROW = 4096, 8192
+# Few positions, of which the ends count; short rows; and long ones, whose chunks are short, since
+# the roundings of what is left grow with what two chunks leave.
+_FEW, _SHORT_ROW = 4096, 4096
 _SHORT = _Way(
-    ((384,), (640,), (512, 512)), (512, 512, 512, 512), (768, 768, 512),
-    ((32, 2, 10, 6, 8), (13, 6), 8), 3072, 10240, 0.9,
+    ((384,), (704,)), (512, 576, 512, 512), (576, 448),
+    ((2, 4, 0, 4, 4), (13, 6), 0), ((32,), (10,), 8), 0, 4096, 10240, 0.5,
 )  # fmt: skip
 _MIDDLE = _Way(
-    ((512,), (512,), (1024,), (1024, 1024)), (1536, 1536, 1024), (1408, 1344, 832, 512),
-    ((32, 20), (0,), 6), 3072, 12288, 0.5,
+    ((512,), (576,), (1024,)), (1408, 1536, 1152), (768, 1344, 1088, 832, 512, 512),
+    ((10, 16, 10), (0,), 6), ((24, 16), (), 0), 0, 3072, 13312, 0.9,
 )  # fmt: skip
 _LONG = _Way(
-    ((512,), (512,), (1024,)), (1024, 1024), (1024, 512, 256, 256), ((32, 8, 32, 4), (16, 8), 4),
-    3072, 14336, 0.7,
+    ((128,), (512,), (512,), (1024,)), (1024,), (1088, 384, 256), ((10, 8, 8, 4, 16), (2,), 2),
+    ((20, 13, 32), (), 0), 1, 1024, 13312, 0.9,
 )  # fmt: skip
 # Nanoseconds of trn2: per element and per instruction, and until results can be seen.
 _VECTOR, _SCALAR, _GPSIMD = (1.04, 76.0, 107.0), (0.83, 53.0, 270.0), (1.67, 125.0, 30.0)
@@ -79,12 +85,15 @@ class Chunk(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """`size` elements from `first` on of a chunk; VectorE takes what is left of `on_vector`."""
+    """`size` elements from `first` on of a chunk, of which VectorE rounds `rounds`, and finds what
+    is left of `on_vector`; it also adds, where `adds` is 1."""
 
     chunk: int
     first: int
     size: int
+    rounds: int
     on_vector: int
+    adds: int
 
 
 class Plan(NamedTuple):
@@ -94,6 +103,12 @@ class Plan(NamedTuple):
     chunks: tuple[Chunk, ...]
     pieces: tuple[Piece, ...]
     order: tuple[tuple[int, int], ...]
+
+
+def moves(chunk: Chunk) -> bool:
+    """Whether a chunk moves what the one before last left to its grid, so that this stays little:
+    it would be known too late of the last one."""
+    return chunk.number > 1
 
 
 @cache
@@ -115,7 +130,7 @@ def plan_of(length: int, tiles: int) -> Plan:
             numbers = (tile, first, sum(cut), number, len(pieces), last, int(begins))
             place = 0
             for count in cut:
-                pieces.append(Piece(len(chunks), place, count, 0))
+                pieces.append(Piece(len(chunks), place, count, 0, 0, 0))
                 place += count
             chunks.append(Chunk(*numbers, *before))
             first += sum(cut)
@@ -151,17 +166,25 @@ def _pieces(count: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _shared(pieces: Sequence[Piece], way: _Way) -> tuple[Piece, ...]:
-    first, last, usual = way.shares
     found = []
     for i, piece in enumerate(pieces):
-        share = first[i] if i < len(first) else usual
         behind = len(pieces) - 1 - i
-        if behind < len(last):
-            share = last[behind]
-        count = piece.size * share // 1024 * 32
-        padded = piece.size + piece.size % 2
-        found.append(piece._replace(on_vector=padded if padded - count < 64 else count))
+        rounds = _share(piece.size, i, behind, way.rounds)
+        on_vector = _share(piece.size, i, behind, way.shares)
+        adds = int(behind < way.adds)
+        found.append(piece._replace(rounds=rounds, on_vector=on_vector, adds=adds))
     return tuple(found)
+
+
+def _share(size: int, i: int, behind: int, shares: _Shares) -> int:
+    """How much of piece `i`, `behind` which so many follow, is VectorE's; few elements are none."""
+    first, last, share = shares
+    if i < len(first):
+        share = first[i]
+    if behind < len(last):
+        share = last[behind]
+    count, padded = size * share // 1024 * 32, size + size % 2
+    return padded if padded - count < 64 else count
 
 
 class _Step(NamedTuple):
@@ -174,6 +197,8 @@ class _Step(NamedTuple):
     turn: float
 
 
+_SMALL = -1.0  # the turn of small instructions
+_TWO = 74  # elements that take as long as a second small instruction
 _STORE = 40  # no instruction of its own: it follows FINISH
 
 
@@ -213,64 +238,67 @@ class _Order:
         moved = count * _TRANSFER
         self._steps[LOAD, i] = _Step("load", _TRIGGER, moved, room, place)
         bound = [(LOAD, i), (BOUND, i - 1) if i else None]
-        if piece.first == 0 and chunk.number == 0:
-            self._add((PROBE, c), _SCALAR, 64, bound, ahead)
-            bound.append((PROBE, c))
         self._add((BOUND, i), _SCALAR, count, bound, ahead)
         if i == chunk.last_piece:
             self._add_unit(c)
         if piece.first == 0:
             self._add_start(c, ahead)
-        unit = (UNIT + UNIT_STEPS - 1, c)
-        self._add((ROUND, i), _SCALAR, count, [(LOAD, i), (UNIT + 4, c)], place)
-        rest = count + count % 2 - piece.on_vector
-        if rest > 0:
-            self._add((SCALE, i), _SCALAR, rest, [(ROUND, i), unit], place)
-            self._add((LEFT, i), _GPSIMD, rest, [(SCALE, i)], place + _LATER)
+        padded = count + count % 2
+        rounded: list[tuple[int, int]] = []
+        if piece.rounds:
+            rounded.append((ROUND_ON_VECTOR, i))
+            self._add(rounded[-1], _VECTOR, piece.rounds // 2, [(LOAD, i), (UNIT, c)], place)
+        if padded > piece.rounds:
+            rounded.append((ROUND, i))
+            rest = padded - piece.rounds
+            self._add((LIFT, i), _SCALAR, rest, [(LOAD, i), (UNIT, c)], place)
+            self._add((ROUND, i), _SCALAR, rest, [(LIFT, i)], place)
+        if padded > piece.on_vector:
+            self._add((LEFT, i), _GPSIMD, padded - piece.on_vector, rounded, place + _LATER)
         if piece.on_vector:
-            needs = [(ROUND, i), unit]
+            needs = rounded if piece.on_vector > piece.rounds else rounded[:1]
             self._add((LEFT_ON_VECTOR, i), _VECTOR, piece.on_vector, needs, place)
         start, start_left = (SUM, i - 1), (SUM_LEFT, i - 1)
         if piece.first == 0:
             is_first = chunk.number == 0
-            start = (NOTHING, c) if is_first else (START + 2, c)
-            start_left = (NOTHING, c) if is_first else (START + 4, c)
+            start = (NOTHING, c) if is_first else (START, c)
+            start_left = (NOTHING, c) if is_first else (START_LEFT, c)
         half = (count + 1) // 2
-        self._add((SUM, i), _VECTOR, half, [(ROUND, i), start], place)
-        left = [(LEFT, i) if rest > 0 else None, (LEFT_ON_VECTOR, i) if piece.on_vector else None]
+        self._add((SUM, i), _VECTOR, half, [*rounded, start], place)
+        left = [
+            (LEFT, i) if padded > piece.on_vector else None,
+            (LEFT_ON_VECTOR, i) if piece.on_vector else None,
+        ]
         self._add((SUM_LEFT, i), _VECTOR, half, [*left, start_left], place)
-        self._add((ADD, i), _GPSIMD, half, [(SUM_LEFT, i)], place)
-        self._add((FINISH, i), _VECTOR, count, [(ADD, i), (SUM, i), unit], place)
+        self._add((ADD, i), _VECTOR if piece.adds else _GPSIMD, half, [(SUM_LEFT, i)], place)
+        self._add((FINISH, i), _VECTOR, count, [(ADD, i), (SUM, i)], place)
         self._steps[_STORE, i] = _Step("store", _TRIGGER, moved, ((FINISH, i),), place)
 
     def _add_unit(self, c: int) -> None:
-        chunk, small = self._chunks[c], -1.0
-        first = (PROBE, c) if chunk.number == 0 else (UNIT + 3, c - 1)
-        needs: list[tuple[int, int] | None] = [(BOUND, chunk.last_piece), first]
+        chunk, count = self._chunks[c], 1
+        needs: list[tuple[int, int] | None] = [(BOUND, chunk.last_piece)]
+        if chunk.before >= 0:
+            count = _TWO
         if chunk.long_before >= 0:
             needs.append((SUM, self._chunks[chunk.long_before].last_piece))
-            needs.append((UNIT + UNIT_STEPS - 1, chunk.long_before))
-        self._add((UNIT, c), _VECTOR, 75 if chunk.number == 0 else 1, needs, small)
-        for step in range(1, UNIT_STEPS):
-            self._add((UNIT + step, c), _VECTOR, 1, [(UNIT + min(step - 1, 3), c)], small)
+            count = 3 * _TWO
+        self._add((UNIT, c), _VECTOR, count, needs, _SMALL)
 
     def _add_start(self, c: int, ahead: float) -> None:
-        chunks, chunk, small = self._chunks, self._chunks[c], -1.0
+        chunks, chunk = self._chunks, self._chunks[c]
         if chunk.number == 0:
             self._add((NOTHING, c), _SCALAR, 64, [(BOUND, chunk.first_piece)], ahead)
             return
-        last = chunks[c - 1].last_piece
-        before = (SUM_LEFT, chunks[c - 2].last_piece) if chunk.number % 2 == 0 else None
-        scales = (UNIT + UNIT_STEPS - 1, c)
-        needs: list[list[tuple[int, int] | None]] = [
-            [(SUM, last), (UNIT + UNIT_STEPS - 1, c - 1)],
-            [(START, c), (UNIT + 4, c), before],
-            [(START + 1, c)],
-            [(START + 2, c), scales],
-            [(START + 3, c), (SUM_LEFT, last)],
-        ]
-        for step in range(START_STEPS):
-            self._add((START + step, c), _VECTOR, 1, needs[step], small)
+        last, unit = chunks[c - 1].last_piece, (UNIT, c)
+        moved = None
+        if moves(chunk):
+            moved = (MOVE, c)
+            needs = [unit, (SUM_LEFT, chunks[c - 2].last_piece)]
+            if moves(chunks[c - 1]):
+                needs.append((MOVE, c - 1))
+            self._add(moved, _VECTOR, _TWO, needs, _SMALL)
+        self._add((START, c), _VECTOR, 1, [(SUM, last), unit, moved], _SMALL)
+        self._add((START_LEFT, c), _VECTOR, 1, [(START, c), (SUM_LEFT, last)], _SMALL)
 
     def found(self) -> list[tuple[int, int]]:
         """By start."""

@@ -1,23 +1,21 @@
 """Running sums of long rows of float32 with one rounding: two scans, in fixed point and in float32.
 
-A row is cut into chunks. Each gets a unit, a power of two, from a bound of its sums: what is
-multiples of the unit is added without a rounding, since 24 bits hold it, and what is left, half a
-unit an element at the most, is added in float32 (S. M. Rump, T. Ogita, S. Oishi, "Accurate
-floating-point summation", SISC 31, 2008, splits so). Where a later chunk has a coarser unit, what
-its grid does not hold of the sum so far goes to the other sum.
+A row is cut into chunks. Each gets a grid from a bound of its sums, the multiples of a power of
+two: elements are rounded to it by a power of two so large that float32 holds nothing finer of the
+difference, `lift - (lift - element)`. Sums of what is on the grid lose nothing, since 24 bits hold
+them. What is left, half a step of the grid an element at the most, is added in float32 (S. M. Rump,
+T. Ogita, S. Oishi, "Accurate floating-point summation", SISC 31, 2008, splits so). Where a later
+chunk has a coarser grid, what that does not hold of the sum so far goes to the other sum.
 
 The bound is the sum of magnitudes of the row's last `EPOCH` to `2 * EPOCH` elements and the sum
-before these. An infinity or NaN leaves none: the unit is then by that of the chunk before, or by
-the first elements of the row. Whatever the unit is, no sum is wrong, since an element that the
-first scan does not hold is left to the second one; with one that does not suit the row, or where
-the row's sums are below 2^-104 and need one below 2^-126, its sums have an error like those of
-float32.
+before these. Where it is not finite, because an element is not or because sums may be beyond 2^125,
+there is no grid: a core computes all of its rows once more, tile after tile (`_tile_sums.py`).
 
 Both scans take two elements a step, `(element + sum) + next element`, and give the sums behind
 every second one: half of the steps. Those between are `sum + (rest + element)`, which rounds twice,
 by at most half a unit in the last place of the element and of the sum. Both kinds are one
-instruction: the sums in units are read twice each, beside what is left behind every second element
-and, between two of these, what is added behind the others.
+instruction: the sums on the grid are read twice each, beside what is left behind every second
+element and, between two of these, what is added behind the others.
 
 VectorE scans and adds, ScalarE bounds and rounds, GpSimd subtracts and adds; what is left of some
 elements VectorE finds, so that all three have as much to do. `_fixed_point_plan.py` says in which
@@ -38,11 +36,12 @@ from trnx.nki_kernels.kernels._fixed_point_plan import (
     FINISH,
     LEFT,
     LEFT_ON_VECTOR,
+    LIFT,
     LOAD,
+    MOVE,
     NOTHING,
-    PROBE,
     ROUND,
-    SCALE,
+    ROUND_ON_VECTOR,
     START,
     SUM,
     SUM_LEFT,
@@ -56,13 +55,16 @@ from trnx.nki_kernels.kernels._fixed_point_units import (
     Sums,
     bound,
     constants,
-    probe,
+    move,
     scales_of,
-    start_step,
+    start,
+    start_left,
     start_with_nothing,
-    unit_step,
+    unit,
 )
+from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._scans import lanes, places, tiles_of
+from trnx.nki_kernels.kernels._tile_sums import sum_tile
 
 SHORTEST = 513  # rows of which a partition has no two
 
@@ -80,7 +82,7 @@ class _Work(NamedTuple):
     scales: list[Any]
     sums: list[Any]
     data: list[Any]
-    words: list[Any]
+    rounded: list[Any]
     left: list[Any]
 
 
@@ -88,18 +90,21 @@ class _Work(NamedTuple):
 def fixed_point_sums_kernel(
     x: nl.NkiTensor,
     shape: tuple[int, ...],
-    length: int,
+    sizes: tuple[int, ...],
     plans: tuple[Plan, ...],
     groups: tuple[Any, ...],
     cores: int = 1,
 ) -> nl.NkiTensor:
-    """The sums of float32 `x` along its last dimension, of `length`; `groups` are those of `cut`,
+    """The sums of float32 `x` along its last dimension; `sizes` and `groups` are those of `cut`,
     one row a partition; `cores` share their tiles, and have a plan for as many as each has."""
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tiles = tiles_of(groups, cores)
     for count, chunks, pieces, order in plans:
         if count == len(tiles):
-            _follow(x, out, length, tiles, chunks, pieces, order)
+            bounds = _follow(x, out, sizes[0], tiles, chunks, pieces, order)
+            for _ in nl.dynamic_range(repairs_of(finite_ones(bounds), column_of_ones())):
+                for group, tile in tiles:
+                    sum_tile(out, x, group, tile, sizes)
     return out
 
 
@@ -111,84 +116,87 @@ def _follow(
     chunks: tuple[Any, ...],
     pieces: tuple[Any, ...],
     order: tuple[tuple[int, int], ...],
-) -> None:
-    """All instructions of a plan."""
-    work = _Work(x, out, length, tiles, [], [], constants(), [], [], [], [], [])
+) -> nl.NkiTensor:
+    """All instructions of a plan; the bounds of all chunks, `[128, chunks]`."""
+    work = _Work(x, out, length, tiles, [], [], constants(len(chunks)), [], [], [], [], [])
     for numbers in chunks:
-        tile, start, size, number, first_piece, last_piece, begins, before, long_before = numbers
+        tile, first, size, number, first_piece, last_piece, begins, before, long_before = numbers
         chunk = Chunk(
-            tile, start, size, number, first_piece, last_piece, begins, before, long_before
+            tile, first, size, number, first_piece, last_piece, begins, before, long_before
         )
-        work.chunks.append(chunk)
         p, half = lanes(tiles[chunk.tile][0]), (chunk.size + 1) // 2
-        work.scales.append(scales_of(p))
-        units = nl.ndarray((p, half + 1), dtype=nl.float32, buffer=nl.sbuf)
+        work.scales.append(scales_of(p, len(work.chunks), chunk, work.given))
+        work.chunks.append(chunk)
+        rounded = nl.ndarray((p, half + 1), dtype=nl.float32, buffer=nl.sbuf)
         left = nl.ndarray((p, 2 * half + 1), dtype=nl.float32, buffer=nl.sbuf)
-        work.sums.append(Sums(units, left))
+        work.sums.append(Sums(rounded, left))
     for numbers in pieces:
-        c, start, size, on_vector = numbers
-        piece = Piece(c, start, size, on_vector)
+        c, first, size, rounds, on_vector, adds = numbers
+        piece = Piece(c, first, size, rounds, on_vector, adds)
         work.pieces.append(piece)
         p = lanes(tiles[work.chunks[piece.chunk].tile][0])
         form = (p, piece.size + piece.size % 2)
         work.data.append(nl.ndarray(form, dtype=nl.float32, buffer=nl.sbuf))
-        work.words.append(nl.ndarray(form, dtype=nl.int32, buffer=nl.sbuf))
+        work.rounded.append(nl.ndarray(form, dtype=nl.float32, buffer=nl.sbuf))
         work.left.append(nl.ndarray(form, dtype=nl.float32, buffer=nl.sbuf))
     for kind, i in order:
-        if kind >= PROBE:
+        if kind >= NOTHING:
             _on_chunk(work, kind, i)
         else:
             _on_piece(work, kind, i)
+    return work.given.bounds
 
 
 def _on_chunk(work: _Work, kind: int, c: int) -> None:
     """An instruction of chunk `c`."""
-    chunk = work.chunks[c]
-    if kind == PROBE:
-        probe(work.scales[c], work.data[chunk.first_piece], work.given)
-    elif kind == NOTHING:
+    if kind == NOTHING:
         start_with_nothing(work.sums[c], work.given)
-    elif kind >= START:
-        start_step(kind - START, chunk, work.scales, work.sums, c, work.given)
+    elif kind == UNIT:
+        unit(work.chunks[c], work.scales, work.sums, c, work.given)
+    elif kind == MOVE:
+        move(work.scales, work.sums, c)
+    elif kind == START:
+        start(work.scales, work.sums, c)
     else:
-        unit_step(kind - UNIT, chunk, work.scales, work.sums, c, work.given)
+        start_left(work.sums, c)
 
 
 def _on_piece(work: _Work, kind: int, i: int) -> None:
     """An instruction of piece `i`."""
     piece = work.pieces[i]
-    data, words, left = work.data[i], work.words[i], work.left[i]
+    data, rounded, left = work.data[i], work.rounded[i], work.left[i]
     chunk, scales, sums = (
         work.chunks[piece.chunk], work.scales[piece.chunk], work.sums[piece.chunk],
     )  # fmt: skip
     first, end = piece.first // 2, (piece.first + data.shape[1]) // 2
-    on_vector, count = piece.on_vector, data.shape[1]
-    unit = scales.unit.view(nl.float32)
+    on_vector, count, lift = piece.on_vector, data.shape[1], scales.lift.view(nl.float32)
     if kind == LOAD:
         _load(work, i)
     elif kind == BOUND:
         is_first = chunk.begins_epoch == 1 and i == chunk.first_piece
         bound(scales, data, work.given, is_first, i == chunk.last_piece)
-    elif kind == ROUND:
-        nisa.activation(dst=words, op=nl.copy, data=data, scale=scales.inverse.view(nl.float32))
-    elif kind == SCALE:
-        some = left[:, on_vector:count]
-        nisa.activation(dst=some, op=nl.copy, data=words[:, on_vector:count], scale=unit)
+    elif kind in (LIFT, ROUND):
+        some = rounded[:, piece.rounds : count]
+        source = data[:, piece.rounds : count] if kind == LIFT else some
+        nisa.activation(dst=some, op=nl.copy, data=source, scale=-1.0, bias=lift)
+    elif kind == ROUND_ON_VECTOR:
+        nisa.tensor_scalar(
+            dst=rounded[:, 0 : piece.rounds], data=data[:, 0 : piece.rounds], op0=nl.add,
+            operand0=lift, op1=nl.subtract, operand1=lift,
+        )  # fmt: skip
     elif kind == LEFT:
-        # Of an infinity itself, since no multiple of the unit is one (integers saturate).
-        some = left[:, on_vector:count]
         nisa.tensor_tensor(
-            dst=some, data1=data[:, on_vector:count], data2=some, op=nl.subtract,
-            engine=nisa.engine.gpsimd,
+            dst=left[:, on_vector:count], data1=data[:, on_vector:count],
+            data2=rounded[:, on_vector:count], op=nl.subtract, engine=nisa.engine.gpsimd,
         )  # fmt: skip
     elif kind == LEFT_ON_VECTOR:
-        nisa.scalar_tensor_tensor(
-            dst=left[:, 0:on_vector], data=words[:, 0:on_vector], op0=nl.multiply, operand0=unit,
-            op1=nl.subtract, operand1=data[:, 0:on_vector], reverse1=True,
+        nisa.tensor_tensor(
+            dst=left[:, 0:on_vector], data1=data[:, 0:on_vector], data2=rounded[:, 0:on_vector],
+            op=nl.subtract,
         )  # fmt: skip
     elif kind == SUM:
-        some = sums.units[:, first : end + 1]
-        _scan_pairs(some[:, 1 : end - first + 1], words, some[:, 0:1])
+        some = sums.rounded[:, first : end + 1]
+        _scan_pairs(some[:, 1 : end - first + 1], rounded, some[:, 0:1])
     elif kind == SUM_LEFT:
         some = sums.left[:, 2 * first : 2 * end + 1]
         _scan_pairs(some[:, 2 : 2 * (end - first) + 1 : 2], left, some[:, 0:1])
@@ -196,10 +204,10 @@ def _on_piece(work: _Work, kind: int, i: int) -> None:
         some = sums.left[:, 2 * first : 2 * end]
         nisa.tensor_tensor(
             dst=some[:, 1:count:2], data1=some[:, 0:count:2], data2=data[:, 0:count:2], op=nl.add,
-            engine=nisa.engine.gpsimd,
+            engine=nisa.engine.vector if piece.adds == 1 else nisa.engine.gpsimd,
         )  # fmt: skip
     elif kind == FINISH:
-        _finish(work, i, first, unit)
+        _finish(work, i, first)
 
 
 def _place(work: _Work, i: int) -> tuple[list[list[int]], int]:
@@ -228,18 +236,15 @@ def _scan_pairs(sums: nl.NkiTensor, data: nl.NkiTensor, before: nl.NkiTensor) ->
     )  # fmt: skip
 
 
-def _finish(work: _Work, i: int, first: int, unit: nl.NkiTensor) -> None:
+def _finish(work: _Work, i: int, first: int) -> None:
     """All results of a piece, in the place of its elements, and their store."""
     data = work.data[i]
     p, count = data.shape
-    units, left = work.sums[work.pieces[i].chunk]
+    rounded, left = work.sums[work.pieces[i].chunk]
     pairs = count // 2
-    twice = units.ap(pattern=[[units.shape[1], p], [1, pairs], [1, 2]], offset=first)
+    twice = rounded.ap(pattern=[[rounded.shape[1], p], [1, pairs], [1, 2]], offset=first)
     beside = left.ap(pattern=[[left.shape[1], p], [2, pairs], [1, 2]], offset=2 * first + 1)
-    nisa.scalar_tensor_tensor(
-        dst=data.reshape((p, pairs, 2)), data=twice, op0=nl.multiply, operand0=unit, op1=nl.add,
-        operand1=beside,
-    )  # fmt: skip
+    nisa.tensor_tensor(dst=data.reshape((p, pairs, 2)), data1=twice, data2=beside, op=nl.add)
     pattern, offset = _place(work, i)
     nisa.dma_copy(
         dst=work.out.ap(pattern=pattern, offset=offset), src=data[:, 0 : work.pieces[i].size]

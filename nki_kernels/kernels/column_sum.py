@@ -177,7 +177,8 @@ def few_rows_kernel(
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:
-    """The reduced dimensions are the first ones, and at least one is left."""
+    """The reduced dimensions are the first ones, and at least one is left, and in memory no reduced
+    one is the last: generated kernels add along rows as they lie, this one copies x first."""
     del hw
     if reject := reject_dtypes(b, "x"):
         return reject
@@ -187,6 +188,10 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"a sum over all dimensions of x{b.x.shape} leaves no columns")
     if b.x.numel == 0:
         return Reject(f"x{b.x.shape} is empty")
+    if any(b.x.shape[d] > 1 and b.x.strides[d] == 1 for d in b.dims):
+        columns = range(len(b.dims), b.x.ndim)
+        if all(b.x.strides[d] > 1 for d in columns if b.x.shape[d] > 1):
+            return Reject(f"x{b.x.shape} lies in memory along what is reduced")
     return None
 
 

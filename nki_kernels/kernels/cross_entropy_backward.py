@@ -105,18 +105,24 @@ def _slopes(
 ) -> nl.NkiTensor:
     """The gradient of each row's loss, `[partitions, tiles]`: 0 where a row does not count."""
     partitions, tiles = labels.shape
-    slopes = counted(labels, ignore_index, nl.float32)
     if reduction == NONE:
         given = _load(by_tile(grad, start, partitions, tiles))
-        nisa.tensor_tensor(dst=slopes, data1=slopes, data2=given, op=nl.multiply)
-        return slopes
-    wide = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=wide, src=_load(grad.reshape((1, 1)).broadcast(0, partitions)))
+    else:
+        given = _load(grad.reshape((1, 1)).broadcast(0, partitions))
+    wide = nl.ndarray(given.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=wide, src=given)
     if reduction == MEAN:
         inverse = _load(weight.reshape((1, 1)).broadcast(0, partitions))
         nisa.reciprocal(dst=inverse, data=inverse)
         nisa.tensor_tensor(dst=wide, data1=wide, data2=inverse, op=nl.multiply)
-    nisa.tensor_scalar(dst=slopes, data=slopes, op0=nl.multiply, operand0=wide)
+    if reduction != NONE:
+        wide = wide.broadcast(1, tiles)
+    slopes = nl.ndarray((partitions, tiles), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=slopes, value=0.0)
+    # Not a product: what a row that does not count is given may be infinite, and is for the mean of
+    # no rows.
+    counts = counted(labels, ignore_index, nl.uint8)
+    nisa.tensor_copy_predicated(dst=slopes, src=wide, predicate=counts)
     return slopes
 
 
@@ -219,6 +225,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("large logits", 130, 70, shift=1e4)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 130, 600, dtype=dtype)
+        yield sample(f"{dtype}, a gradient a row", 130, 600, NONE, dtype)
 
 
 def _pattern(

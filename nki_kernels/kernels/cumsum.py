@@ -2,16 +2,18 @@
 
 Half precision is added in float32, as in eager. Eager adds float32 in float64. Long rows are added
 in two parts, one of which loses nothing (`_fixed_point_sums.py`), and leave one rounding, or two in
-every other sum. Short rows, and sums over rows: the rounding of each sum is found exactly (D.
-Knuth, TAOCP 2, 4.2.2, theorem B) and the running sum of the errors added, which leaves one. Bools
-and integers become int64, exact: digits of 8 bits are added apart, in float32, which holds their
-sums over 2^16 elements, and carries are brought into two words. Behind a sum that float32 does not
-hold, sums are infinite or NaN, where those of eager may be finite again.
+every other sum; where magnitudes are not finite, as short ones are. Short rows, and sums over rows:
+the rounding of each sum is found exactly (D. Knuth, TAOCP 2, 4.2.2, theorem B) and the running sum
+of the errors added, which leaves one. Bools and integers become int64, exact: digits of 8 bits are
+added apart, in float32, which holds their sums over 2^16 elements, and carries are brought into two
+words. Behind a sum that float32 does not hold, sums are infinite or NaN, where those of eager may
+be finite again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import nki
@@ -25,6 +27,7 @@ from trnx.nki_kernels.kernels._fixed_point_plan import plan_of
 from trnx.nki_kernels.kernels._fixed_point_sums import SHORTEST, fixed_point_sums_kernel
 from trnx.nki_kernels.kernels._scan_plan import constants_of, reject_scan
 from trnx.nki_kernels.kernels._scans import lanes, places, scan, tiles_of
+from trnx.nki_kernels.kernels._tile_sums import sum_tile
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -49,64 +52,8 @@ def cumsum_kernel(
     `cores` share their tiles."""
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for group, tile in tiles_of(groups, cores):
-        _sum_tile(out, x, group, tile, sizes)
+        sum_tile(out, x, group, tile, sizes)
     return out
-
-
-def _sum_tile(
-    out: nl.NkiTensor, x: nl.NkiTensor, group: tuple[Any, ...], tile: int, sizes: tuple[int, ...]
-) -> None:
-    """All positions of one tile, block after block; each goes on from the last sums of the one
-    before."""
-    length, inner, block = sizes
-    p, rows, width = lanes(group), group[4], group[5]
-    zero = nl.ndarray((p, rows, 1, width), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=zero, value=0.0)
-    carry, error = zero, zero
-    for first in range(0, length, block):
-        count = min(block, length - first)
-        pattern, offset = places(group, tile, first, count, (length, inner), 1)
-        data = nl.ndarray((p, rows, count, width), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=data, src=x.ap(pattern=pattern, offset=offset))
-        zeros = zero.broadcast(2, count)
-        result = nl.ndarray((p, rows, count, width), dtype=x.dtype, buffer=nl.sbuf)
-        if x.dtype == nl.float32:
-            sums = nl.ndarray((p, rows, count + 1, width), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_copy(dst=sums[:, :, 0:1, :], src=carry)
-            total = sums[:, :, 1 : count + 1, :]
-            scan(total, data, zeros, carry[:, :, 0, :], nl.add, nl.add)
-            lost = _lost(sums, data)
-            errors = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
-            scan(errors, lost, zeros, error[:, :, 0, :], nl.add, nl.add)
-            gpsimd = nisa.engine.gpsimd
-            nisa.tensor_tensor(dst=result, data1=total, data2=errors, op=nl.add, engine=gpsimd)
-            error = errors[:, :, count - 1 : count, :]
-        else:
-            total = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
-            scan(total, data, zeros, carry[:, :, 0, :], nl.add, nl.add)
-            # On ScalarE: VectorE has no time but for the scans.
-            nisa.activation(dst=result, op=nl.copy, data=total)
-        carry = total[:, :, count - 1 : count, :]
-        nisa.dma_copy(dst=out.ap(pattern=pattern, offset=offset), src=result)
-
-
-def _lost(sums: nl.NkiTensor, data: nl.NkiTensor) -> nl.NkiTensor:
-    """What each sum lost by rounding; 0 where it is not finite."""
-    p, rows, count, width = data.shape
-    before, after = sums[:, :, 0:count, :], sums[:, :, 1 : count + 1, :]
-    added = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
-    kept = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
-    lost = nl.ndarray((p, rows, count, width), dtype=nl.float32, buffer=nl.sbuf)
-    is_nan = nl.ndarray((p, rows, count, width), dtype=nl.uint8, buffer=nl.sbuf)
-    gpsimd = nisa.engine.gpsimd
-    nisa.tensor_tensor(dst=added, data1=after, data2=before, op=nl.subtract)
-    nisa.tensor_tensor(dst=kept, data1=after, data2=added, op=nl.subtract, engine=gpsimd)
-    nisa.tensor_tensor(dst=lost, data1=data, data2=added, op=nl.subtract)
-    nisa.tensor_tensor(dst=kept, data1=before, data2=kept, op=nl.subtract, engine=gpsimd)
-    nisa.tensor_tensor(dst=lost, data1=lost, data2=kept, op=nl.add)
-    nisa.tensor_tensor(dst=is_nan, data1=lost, data2=lost, op=nl.not_equal)
-    nisa.tensor_copy_predicated(dst=lost, src=0.0, predicate=is_nan)
-    return lost
 
 
 @nki.jit
@@ -240,7 +187,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if b.x.dtype is torch.float32 and sizes[1] == 1 and sizes[0] >= SHORTEST:
         tiles = sum(group.tiles for group in groups)
         plans = tuple(plan_of(sizes[0], count) for count in _counts(tiles, hw.cores))
-        return Launch.of(fixed_point_sums_kernel, b, ("x",), b.x.shape, sizes[0], plans, groups)
+        launch = Launch.of(fixed_point_sums_kernel, b, ("x",), b.x.shape, sizes, plans, groups)
+        return replace(launch, unknown_trips=0)
     if b.x.dtype in FLOAT_DTYPES:
         return Launch.of(cumsum_kernel, b, ("x",), b.x.shape, sizes, groups)
     digits = {torch.int64: 8, torch.int32: 4, torch.bool: 1}[b.x.dtype]

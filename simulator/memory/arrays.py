@@ -31,9 +31,10 @@ class float4_e2m1fn_x4(np.void):  # type: ignore[misc]  # noqa: N801
     """Four float4_e2m1fn in 2 bytes."""
 
 
-# The field has numpy print the name, by which public code knows packed types ("x4" in str(dtype)).
+# Public code knows a packed type by its name ("x4" in str(dtype)), which numpy prints for a field,
+# and by the TypeError of a cast to a number, which numpy raises for more than one field.
 PACKED: dict[str, np.dtype[Any]] = {
-    kind.__name__: np.dtype((kind, [(kind.__name__, f"V{size}")]))
+    kind.__name__: np.dtype((kind, [(kind.__name__, f"V{size // 2}"), ("", f"V{size // 2}")]))
     for kind, size in ((float8_e4m3fn_x4, 4), (float8_e5m2_x4, 4), (float4_e2m1fn_x4, 2))
 }
 # NKI's types are given to numpy by their names (np.zeros(shape, dtype=nl.float8_e4m3fn_x4)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,13 @@ def _nothing(dtype: torch.dtype) -> torch.Tensor:
     """What the views of a released slot look like."""
     with torch.inference_mode(False):
         return torch.empty(0, dtype=dtype, device="cpu")
+
+
+# A result of one kernel lies at one address or, where the caller keeps the last one, turns between
+# two or three. Slots with few views keep views that lie at these: pointing a view there again costs
+# a fifth of making it anew.
+_KEPT_ADDRESSES = 4
+_MOST_KEPT_VIEWS = 4
 
 
 # Few: what is kept for addresses of one call alone lies between the memory of others, which the
@@ -97,7 +105,15 @@ class Slot:
     `holder` is the caller's tensor while a kernel is recorded, `address` where a replay was bound.
     """
 
-    __slots__ = ("_nbytes", "_views", "address", "holder", "is_borrowed", "is_written")
+    __slots__ = (
+        "_by_address",
+        "_nbytes",
+        "_views",
+        "address",
+        "holder",
+        "is_borrowed",
+        "is_written",
+    )
 
     def __init__(self, holder: torch.Tensor, is_borrowed: bool = False) -> None:
         self.holder: torch.Tensor | None = holder
@@ -108,6 +124,9 @@ class Slot:
         self.is_written = False
         # By dtype, shape and strides, of which there are few, then by offset.
         self._views: dict[tuple[torch.dtype, Shape, Shape], dict[int, torch.Tensor]] = {}
+        # By address, the oldest first, of the last ones: nothing where it was bound to once, else
+        # what the views look like there, in their order.
+        self._by_address: dict[int, list[torch.Tensor] | None] = {}
 
     @classmethod
     def unbound(cls, nbytes: int, is_written: bool) -> Slot:
@@ -131,6 +150,7 @@ class Slot:
         if found is None:
             found = torch.empty(0, dtype=dtype, device=_CPU)
             same[offset] = found
+            self._by_address.clear()
             if self.holder is not None:
                 base = self.holder.storage_offset() * self.holder.element_size()
                 storage = self.holder.untyped_storage()
@@ -150,6 +170,7 @@ class Slot:
 
     def keep_views(self, used: Collection[int]) -> None:
         """Forget the views whose ids are not among these."""
+        self._by_address.clear()
         for form, same in list(self._views.items()):
             left = {offset: view for offset, view in same.items() if id(view) in used}
             self._views[form] = left
@@ -168,23 +189,43 @@ class Slot:
     def bind(self, tensor: torch.Tensor) -> None:
         """Point every view into the memory of `tensor`, unless it is there already. Its owner keeps
         that memory while steps run; the views do not, so nobody need take them back afterwards.
-        Raises MemoryReadError where its storage does not reach as far, whatever checked it before.
+        Raises MemoryReadError where it lies elsewhere than last time and its storage does not reach
+        as far, whatever checked it before.
         """
         address = tensor.data_ptr()
+        if self.address == address:
+            return
         base = tensor.storage_offset() * tensor.element_size()
         held = tensor.untyped_storage().nbytes()
         if self._nbytes and (not address or held < base + self._nbytes):
             raise MemoryReadError(f"a tensor of the kernel cannot be bound: {unreadable(tensor)}")
-        if self.address == address:
-            return
-        memory = _memory_at(address, self._nbytes)
         # An interrupt may leave some views there and some here.
         self.address = -1
+        kept = self._by_address.get(address)
+        if kept is None:
+            self._point_to(address)
+        else:
+            for view, there in zip(self._all_views(), kept):  # noqa: B905  equally many
+                view.data = there
+        self.holder = None
+        self.address = address
+
+    def _point_to(self, address: int) -> None:
+        memory = _memory_at(address, self._nbytes)
         for (_, shape, strides), same in self._views.items():
             for offset, view in same.items():
                 view.set_(memory, offset, shape, strides)
-        self.holder = None
-        self.address = address
+        if self.view_count > _MOST_KEPT_VIEWS:
+            return
+        if address in self._by_address:
+            self._by_address[address] = [view.data for view in self._all_views()]
+            return
+        if len(self._by_address) == _KEPT_ADDRESSES:
+            del self._by_address[next(iter(self._by_address))]
+        self._by_address[address] = None
+
+    def _all_views(self) -> Iterator[torch.Tensor]:
+        return itertools.chain.from_iterable(map(dict.values, self._views.values()))
 
     def release(self) -> None:
         """Drop the caller's memory: every view becomes empty."""

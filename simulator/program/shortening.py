@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trnx.simulator.memory.storage import Slot, Step
 from trnx.simulator.program.copy_elision import elide_copies
 from trnx.simulator.program.dead_steps import drop_dead_steps, write_in_place
+from trnx.simulator.program.negations import subtract_negated
 from trnx.simulator.program.product_merging import merge_products
 from trnx.simulator.program.step_effects import EffectReader
 from trnx.simulator.program.tile_merging import merge_tiles
@@ -41,5 +42,5 @@ def shorten(
     elided = elide_copies(merged, reader, inputs)
     placed = write_in_place(elided, reader, inputs)
     needed = drop_dead_steps(placed, reader)
-    left = list(merge_tiles(needed, reader, inputs))
+    left = list(merge_tiles(subtract_negated(needed, reader), reader, inputs))
     return Shortened(left, reader.used(left), reader.made)

@@ -106,7 +106,8 @@ def _form(step: Step, effects: Effects, regions: Sequence[Region], inputs: int) 
     if name is None or any(len(one.shape) > len(out.shape) for one in regions):
         return None
     constants = tuple(
-        (type(value), value) if not isinstance(value, torch.Tensor) else None
+        # 0.0 equals -0.0, and 1 equals True.
+        (type(value), value or repr(value)) if not isinstance(value, torch.Tensor) else None
         for value in (*step.args, *step.keywords.values())
     )
     places = tuple((one.memory, one.dtype, one.shape, one.strides) for one in regions)

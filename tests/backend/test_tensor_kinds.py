@@ -360,6 +360,18 @@ def test_torch_func_inside_of_compile() -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_batches_cast_numbers(dtype: torch.dtype) -> None:
+    """`torch.vmap` passes `aten._to_copy` a number where it stands beside the result of a sum."""
+
+    def scaled(rows: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row.sum() / (1 + row.abs().max()))(rows)
+
+    rows = torch.arange(-9, 11).view(4, 5).to(dtype)
+    found, expected = compiled(scaled, NKI)(rows), scaled(rows)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
 @pytest.mark.parametrize(
     "transform",

@@ -100,6 +100,17 @@ def test_constants_that_compare_equal_are_other_kernels() -> None:
         assert torch.equal(result, function(x)), constant
 
 
+def test_zeros_of_both_signs_in_one_graph_are_other_kernels() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x / 0.0, x / -0.0, x * -0.0, x * 0.0
+
+    x = torch.tensor([1.0, 2.0, -3.0])
+    results = torch.compile(function, backend="trnx", options=LEGAL)(x)
+    for result, expected in zip(results, function(x), strict=True):
+        assert torch.equal(result, expected)
+        assert torch.equal(torch.signbit(result), torch.signbit(expected))
+
+
 def test_the_ledger_names_the_node_of_each_region() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tan(x), torch.tan(y)

@@ -60,16 +60,9 @@ def test_a_number_and_a_boolean_differ() -> None:
     assert one != _form(lambda x: torch.add(x, True), X)
 
 
-def test_symbolic_sizes_are_compared_by_expression() -> None:
-    """Groups of one graph: the same symbol is one form, another symbol is none."""
+def test_zeros_of_both_signs_differ_and_nan_is_itself() -> None:
+    def times(number: float) -> Hashable:
+        return _form(lambda x: torch.mul(x, number), X)
 
-    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return torch.exp(x), torch.exp(x), torch.exp(y)
-
-    args = (torch.randn(4, 6), torch.randn(5, 7))
-    graph = make_fx(function, tracing_mode="symbolic")(*args).graph
-    first, second, third = (
-        form_of([node], [node]) for node in graph.nodes if node.target is torch.ops.aten.exp.default
-    )
-    assert first == second
-    assert first != third
+    assert times(0.0) != times(-0.0)
+    assert times(float("nan")) == times(float("nan"))

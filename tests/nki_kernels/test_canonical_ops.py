@@ -111,6 +111,23 @@ def test_lse_is_the_logarithm_of_the_row_sums() -> None:
         assert lse.is_contiguous()
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_masks_are_added_where_dropout_drops(sign: float) -> None:
+    """A hidden key whose score is infinite makes NaN of its rows, as in eager; not below zero."""
+    q, k, v = rand(1, 2, 5, 8), rand(1, 2, 7, 8), rand(1, 2, 7, 8)
+    q[..., 0] = q[..., 0].abs() * sign
+    k[:, :, 3, 0] = math.inf
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[:, 3] = False
+    torch.manual_seed(0)
+    expected = F.scaled_dot_product_attention(q, k, v, mask, 0.5)
+    torch.manual_seed(0)
+    kept = torch.ones(1, 2, 5, 7).bernoulli_(0.5).bool()
+    found, _ = sdpa(q, k, v, mask, kept, 0.5, False, 8**-0.5)
+    assert bool(expected.isnan().all()) == (sign > 0)
+    torch.testing.assert_close(found.isnan(), expected.isnan())
+
+
 @pytest.mark.parametrize("p", [0.25, 1.0])
 def test_dropout_scales_what_is_kept(p: float) -> None:
     q, k, v = rand(2, 2, 5, 8), rand(2, 2, 6, 8), rand(2, 2, 6, 8)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy._core._dtype as numpy_dtypes
 import pytest
+
+from trnx.simulator.memory.arrays import PACKED
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "conformance" / "nki_library"
@@ -287,9 +293,39 @@ def test_a_run_goes_on_where_it_was_ended(checkout: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("scripts")
+def test_conditions_are_of_the_worker_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs the cases decides their verdicts; what chooses and reports them does not."""
+    state = importlib.import_module("state")
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    monkeypatch.setattr(state, "WORKER", shutil.copytree(state.WORKER, tmp_path / "worker"))
+    held = [state.conditions(suite, suite, "trn2", 0)]
+    for file in ("report.py", "worker.py", "stand_ins.py"):
+        with (state.WORKER / file).open("a") as source:
+            source.write("# changed\n")
+        held.append(state.conditions(suite, suite, "trn2", 0))
+    assert [before.key("f") == after.key("f") for before, after in itertools.pairwise(held)] == [
+        True, False, False
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("scripts")
+def test_packed_types_have_the_names_that_the_suite_looks_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_ins = importlib.import_module("stand_ins")
+    monkeypatch.setitem(vars(numpy_dtypes), "__str__", vars(numpy_dtypes)["__str__"])
+    stand_ins.name_packed_types()
+    for name in PACKED:
+        assert str(np.zeros((2, 3), dtype=name).dtype) == name
+    kinds = ("int32", "bfloat16", [("a", "V4")])
+    assert [str(np.dtype(kind)) for kind in kinds] == ["int32", "bfloat16", "[('a', 'V4')]"]
+
+
+@pytest.mark.usefixtures("scripts")
 def test_kept_results_are_those_of_the_same_conditions(tmp_path: Path) -> None:
     state = importlib.import_module("state")
-    held = {"commit": "", "suite": "a", "target": "trn2", "seed": 0, "trnx": "1 a"}
+    held = {"commit": "", "suite": "a", "target": "trn2", "seed": 0, "trnx": "1 a", "worker": "a"}
     kept = state.State(tmp_path, state.Conditions(**held))
     passed = {"case": "f.py::test", "status": "passed", "message": ""}
     kept.begin("f.py::test")
@@ -297,11 +333,12 @@ def test_kept_results_are_those_of_the_same_conditions(tmp_path: Path) -> None:
     kept.keep(passed)
     assert kept.result("f.py::test") == passed
     assert kept.result("f.py::test2") is None
-    for change in ({"suite": "b"}, {"target": "trn3"}, {"seed": 1}, {"trnx": "1 b"}):
+    changes = ({"suite": "b"}, {"target": "trn3"}, {"seed": 1}, {"worker": "b"}, {"trnx": "1 b"})
+    for change in changes:
         other = state.State(tmp_path, state.Conditions(**held | change))
         assert other.result("f.py::test") is None
         other.keep({**passed, "status": "failed"})
-    # The last one differs in trnx alone: it takes the place of the first.
+    # The last one differs in trnx and the worker alone: it takes the place of the first.
     found = [(entry["suite"], entry["trnx"]) for entry in state.newest(tmp_path)]
     assert sorted(found) == [("a", "1 a"), ("a", "1 a"), ("a", "1 b"), ("b", "1 a")]
     newest = {(one["suite"], one["target"], one["seed"]): one for one in state.newest(tmp_path)}

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import numpy._core._dtype as numpy_dtypes
+
+from trnx.simulator.memory.arrays import PACKED
+
 # What the suite imports for machines, the cloud, plots and reports: any name is an empty class.
 _EMPTY = (
     "aws_embedded_metrics",
@@ -45,6 +50,21 @@ def install_stand_ins() -> list[str]:
         vars(module).update(made[name])
         sys.modules[name] = module
     return [*empty, *missing]
+
+
+def name_packed_types() -> None:
+    """Have `str` of a packed dtype be its name, by which the suite looks such types up.
+
+    It is for AWS's own package `neuron_dtypes`; numpy has no public way to name a type of Python.
+    """
+    printer = vars(numpy_dtypes)
+    default = printer["__str__"]
+
+    def printed(dtype: np.dtype[Any]) -> str:
+        name = dtype.type.__name__
+        return name if PACKED.get(name) is dtype else str(default(dtype))
+
+    printer["__str__"] = printed
 
 
 def _is_missing(name: str) -> bool:

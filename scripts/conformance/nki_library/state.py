@@ -1,9 +1,10 @@
 """The folder that a run over days keeps: one JSON file for each case, written whole or not at all.
 
 A file's name is the digest of what decides the result: the suite's sources as they are run, the
-target, the seed, the case, and trnx's version and sources. A case that begins has a file before it
-runs: where the whole run ends meanwhile (the system takes its memory, the machine stops), the next
-run finds it, begins the case once more, and after `CHANCES` records it as killed.
+target, the seed, the case, trnx's version and sources, and those of the process that runs cases.
+A case that begins has a file before it runs: where the whole run ends meanwhile (the system takes
+its memory, the machine stops), the next run finds it, begins the case once more, and after
+`CHANCES` records it as killed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from trnx.backend.cache.identity import versions
 from trnx.device.records import write_whole
 
 CHANCES = 2
+# What runs in the process of the cases; the other files of the folder choose, keep and report.
+WORKER = Path(__file__).resolve().parent
+WORKER_FILES = ("fork_server.py", "ranks.py", "stand_ins.py", "suite.py", "worker.py")
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,12 @@ class Conditions:
     target: str
     seed: int
     trnx: str
+    worker: str  # digest of what runs the cases and judges them
 
     def key(self, case: str) -> str:
         """The name of a case's file."""
-        return text_digest("\n".join([self.suite, self.target, str(self.seed), self.trnx, case]))
+        own = [self.suite, self.target, str(self.seed), self.trnx, self.worker, case]
+        return text_digest("\n".join(own))
 
 
 def conditions(checkout: Path, copy: Path, target: str, seed: int) -> Conditions:
@@ -47,12 +54,14 @@ def conditions(checkout: Path, copy: Path, target: str, seed: int) -> Conditions
     prefix, _, commit = done.stdout.rstrip("\n").partition("\n")
     # A folder within another repository has no commit of its own.
     own = commit if done.returncode == 0 and not prefix else ""
-    return Conditions(own, _tree_digest(copy), target, seed, versions()["trnx"])
+    suite = _digest(copy, (path for path in copy.rglob("*") if path.is_file()))
+    worker = _digest(WORKER, (WORKER / name for name in WORKER_FILES))
+    return Conditions(own, suite, target, seed, versions()["trnx"], worker)
 
 
-def _tree_digest(folder: Path) -> str:
+def _digest(folder: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for file in sorted(files):
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         digest.update(f"{file.relative_to(folder)} {content}\n".encode())
     return digest.hexdigest()
@@ -94,8 +103,8 @@ class State:
 
 
 def newest(folder: Path) -> list[Record]:
-    """The entries that have a result; of those that differ in trnx or its patches alone, the one
-    made last.
+    """The entries that have a result; of those that differ in trnx, its patches or the worker
+    alone, the one made last.
     """
     entries = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     last: dict[tuple[Any, ...], Record] = {}

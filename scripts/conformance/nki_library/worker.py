@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 from fork_server import Record, Server, receive, send
-from stand_ins import install_stand_ins
+from stand_ins import install_stand_ins, name_packed_types
 from suite import MAX_INPUT_BYTES, NOT_FOR_TARGET, TOO_LARGE
 
 from trnx.simulator import install, install_cpu_simulator, simulate
@@ -53,6 +53,7 @@ def _prepare() -> None:
     install()
     install_cpu_simulator()
     install_stand_ins()
+    name_packed_types()
     dtype = ModuleType("neuronxcc.starfish.support.dtype")
     dtype.static_cast = sys.modules["neuron_dtypes"].static_cast  # type: ignore[attr-defined]
     for name in ("neuronxcc.starfish", "neuronxcc.starfish.support"):

@@ -291,7 +291,8 @@ def dma_transpose(
     m.require(dst.shape == tuple(src.shape[axis] for axis in order), "shape of dst")
     m.require(dst.dtype == src.dtype, "types")
     mode = mode_of(m, dge_mode, DGE_MODES)
-    m.require(mode in ("unknown", "hwdge"), "dge_mode")
+    # The description names unknown and hwdge, the parameter none as well.
+    m.require(mode in ("unknown", "hwdge", "none"), "dge_mode")
     if priority is not None:
         m.since(4)
         m.require(priority in (0, 1, 2, 3), "priority")

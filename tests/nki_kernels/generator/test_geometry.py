@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trnx.nki_kernels.generator.geometry import (
-    Axis,
+from trnx.nki_kernels.generator.cuts import (
     cut,
     cut_along,
     cut_rows,
+)
+from trnx.nki_kernels.generator.geometry import (
+    Axis,
     laid_out,
     mixed_order,
 )

@@ -12,7 +12,12 @@ import torch
 from drawn import draw
 
 from trnx.nki_kernels.generator import kernel, tile
-from trnx.nki_kernels.generator.geometry import Geometry, cut_along
+from trnx.nki_kernels.generator.cuts import (
+    cut_along,
+)
+from trnx.nki_kernels.generator.geometry import (
+    Geometry,
+)
 from trnx.nki_kernels.generator.region_cuts import RegionCuts
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.simulator.hardware import hardware

@@ -91,3 +91,17 @@ def test_refusals(x: torch.Tensor, dims: list[int], reason: str) -> None:
     refusal = COLUMN_SUM.supports(bindings(x, dims), hardware("trn2"))
     assert isinstance(refusal, Reject)
     assert reason in refusal.reason
+
+
+def test_what_lies_along_the_reduced_dimension_is_left_to_generated_kernels() -> None:
+    """They add along rows as they lie in memory; this kernel would copy x first."""
+    x = torch.randn(8, 5, 300)
+    chip = hardware("trn2")
+    for turned, dims in ((x.permute(2, 0, 1), [0]), (x.permute(2, 1, 0), [0, 1])):
+        assert isinstance(COLUMN_SUM.supports(bindings(turned, dims), chip), Reject)
+        torch.compiler.reset()
+        options = {"select": "legal", "fallback": "error"}
+        found = torch.compile(lambda y, dims=dims: y.sum(dims), backend="trnx", options=options)
+        torch.testing.assert_close(found(turned), turned.sum(dims))
+    for kept, dims in ((x, [0]), (x.permute(1, 0, 2), [0]), (x[:, :, :1], [0, 1])):
+        assert COLUMN_SUM.supports(bindings(kept, dims), chip) is None

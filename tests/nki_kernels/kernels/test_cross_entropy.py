@@ -101,6 +101,30 @@ def test_the_mean_of_no_rows_is_nan() -> None:
     assert run(x, torch.full((5,), -100), MEAN)[0].isnan().all()
 
 
+@pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_do_not_count_have_no_gradient(reduction: int, dtype: torch.dtype) -> None:
+    """Where none counts the slope of the mean is infinite; else the given gradient is."""
+    x, target = draw(130, 70)
+    x = x.to(dtype)
+    wide = x.float().requires_grad_()
+    target[::2] = -100
+    if reduction == MEAN:
+        target[:] = -100
+    loss = F.cross_entropy(wide, target, reduction=("none", "mean", "sum")[reduction])
+    grad = torch.ones_like(loss)
+    if reduction == NONE:
+        grad[::4], grad[2::4] = math.inf, math.nan
+    expected = torch.autograd.grad(loss, wide, grad)[0].to(dtype)
+    assert not expected[::2].any()
+    grad = grad.reshape(-1).to(dtype)
+    torch.testing.assert_close(gradient(x, target, grad, reduction), expected)
+    saved = torch.ops.trnx.cross_entropy(x, target, reduction, -100)[1:]
+    given = (grad, x, target, *saved)
+    found = torch.ops.trnx.cross_entropy_backward(*given, reduction, -100)
+    torch.testing.assert_close(found, expected)
+
+
 def test_infinite_logits() -> None:
     x, _ = draw(4, 9000)
     target = torch.tensor([7, 8999, 5, 3])

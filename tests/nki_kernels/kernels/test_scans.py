@@ -14,12 +14,13 @@ from trnx.nki_kernels.kernels._fixed_point_plan import (
     ADD,
     BOUND,
     FINISH,
+    LIFT,
     LOAD,
     ROUND,
+    ROUND_ON_VECTOR,
     SUM,
     SUM_LEFT,
     UNIT,
-    UNIT_STEPS,
     plan_of,
 )
 from trnx.nki_kernels.kernels._scan_plan import cut
@@ -124,10 +125,8 @@ def adversarial(length: int) -> dict[str, torch.Tensor]:
     return rows
 
 
-@pytest.mark.parametrize("length", [130, 513, 600, 2048, 4097, 8192, 8193, 40000])
-def test_running_sums_of_float32_are_as_exact_as_in_eager(length: int) -> None:
+def assert_as_exact_as_eager(rows: dict[str, torch.Tensor]) -> None:
     """Row by row: an error that is small beside the others of another row is none of this one."""
-    rows = adversarial(length)
     x = torch.stack(list(rows.values()))
     exact, eager = x.double().cumsum(1), x.cumsum(1)
     result = compiled(lambda x: x.cumsum(1), x)
@@ -141,12 +140,35 @@ def test_running_sums_of_float32_are_as_exact_as_in_eager(length: int) -> None:
             assert errors[0] <= 2 * errors[1], (name, errors)
 
 
+@pytest.mark.parametrize("is_repaired", [False, True])
+@pytest.mark.parametrize("length", [130, 513, 600, 2048, 4097, 8192, 8193, 40000])
+def test_running_sums_of_float32_are_as_exact_as_in_eager(length: int, is_repaired: bool) -> None:
+    """A row that is not finite, or of magnitudes beyond float32, has all rows computed again."""
+    rows = adversarial(length)
+    if not is_repaired:
+        rows = {name: row for name, row in rows.items() if row.double().abs().sum() < 2.0**125}
+        assert len(rows) == 12
+    assert_as_exact_as_eager(rows)
+
+
+@pytest.mark.parametrize("length", [2048, 4096, 8192, 16384])
+def test_running_sums_of_equal_elements_of_float32(length: int) -> None:
+    """Where each sum of what is left may round to the same side."""
+    values = draw(64).sign() * (0.5 + torch.rand(64, generator=torch.Generator().manual_seed(1)))
+    rows = {f"{value:.3f}": value.expand(length) for value in values}
+    assert_as_exact_as_eager(rows)
+
+
 def test_a_first_row_of_float32_beside_special_ones() -> None:
-    """Rows do not meet: neither units nor sums of one are those of another."""
+    """Rows do not meet, and all are computed again, so that the last bit may be another."""
     x = draw(3, 3000)
     alone = compiled(lambda x: x.cumsum(1), x[:1])
     x[1:] = torch.tensor([[NAN], [3e38]])
-    assert torch.equal(compiled(lambda x: x.cumsum(1), x)[:1], alone)
+    exact = x[:1].double().cumsum(1)
+    beside = compiled(lambda x: x.cumsum(1), x)[:1]
+    least = 2 * (x[:1].cumsum(1) - exact).abs().max()
+    assert (alone - exact).abs().max() <= least
+    assert (beside - exact).abs().max() <= least
 
 
 def test_scans_of_long_rows_of_float32_take_two_elements_a_step() -> None:
@@ -155,14 +177,14 @@ def test_scans_of_long_rows_of_float32_take_two_elements_a_step() -> None:
     program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
     scans = [row for row in program.rows if row.opcode == "tensor_tensor_scan"]
     steps = sum(operand.free_size for row in scans for operand in row.operands if operand.is_write)
-    # Two scans: of multiples of units, and of what is left.
-    assert steps == 2 * 1024
+    # Two scans: of multiples of units, and of what is left. A repair has two of all elements.
+    assert steps == 2 * 1024 + 2 * 2047
 
 
 @pytest.mark.parametrize(
     ("shape", "microseconds"),
     # 115.4, 202.9, 17.4, 119.1 with instructions in the order of stages, chunk after chunk.
-    [((1024, 4096), 108), ((4096, 2048), 201), ((128, 2048), 16), ((64, 32768), 112)],
+    [((1024, 4096), 103), ((4096, 2048), 195), ((128, 2048), 14.2), ((64, 32768), 110)],
 )
 def test_engines_do_not_wait_for_each_other_along_long_rows(
     shape: tuple[int, int], microseconds: float
@@ -170,7 +192,8 @@ def test_engines_do_not_wait_for_each_other_along_long_rows(
     b = Bindings({"x": TensorSpec.dense(shape, torch.float32), "dim": 1})
     launch = registry.kernels()["cumsum"].launch(b, hardware("trn2"))
     program = simulator.trace(launch.kernel, launch.arguments, target="trn2", values=False)
-    assert predicted_seconds(program, hardware("trn2")) * 1e6 < microseconds
+    seconds = predicted_seconds(program, hardware("trn2"), launch.unknown_trips)
+    assert seconds * 1e6 < microseconds
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 5])
@@ -190,10 +213,11 @@ def test_plans_of_long_rows(length: int, tiles: int) -> None:
     place = {name: n for n, name in enumerate(order)}
     assert len(place) == len(order)
     for i, piece in enumerate(pieces):
-        stages = [LOAD, BOUND, ROUND, SUM, FINISH]
+        stages = [LOAD, BOUND, ROUND if (ROUND, i) in place else ROUND_ON_VECTOR, SUM, FINISH]
         assert sorted(stages, key=lambda kind: place[kind, i]) == stages
         assert place[SUM_LEFT, i] < place[ADD, i] < place[FINISH, i]
-        assert place[ROUND, i] > place[UNIT + UNIT_STEPS - 2, piece.chunk]
+        for kind in (LIFT, ROUND, ROUND_ON_VECTOR):
+            assert (kind, i) not in place or place[kind, i] > place[UNIT, piece.chunk]
         if i:
             assert place[BOUND, i] > place[BOUND, i - 1]
         if chunks[piece.chunk].first + piece.first > 0:

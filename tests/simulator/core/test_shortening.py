@@ -68,18 +68,23 @@ class _Steps:
         chance = self.chance
         shape = chance.choice([(4, 4), (4, 4), (2, 8), (1, 4), (3, 4)])
         kind = chance.choice(["copy"] * 7 + ["sum", "binary", "binary", "fill", "in place", "own",
-                                             "product", "added", "array"])  # fmt: skip
+                                             "product", "added", "array",
+                                             *["negated"] * 3])  # fmt: skip
         if kind in ("product", "added"):
             shapes, result = [(3, 2), (2, 4)], (3, 4)
         else:
             result = (shape[0], 1) if kind == "sum" else shape
-            counts = {"binary": 2, "fill": 0, "in place": 0}
+            counts = {"binary": 2, "negated": 2, "fill": 0, "in place": 0}
             shapes = [shape] * counts.get(kind, 1)
         out = self._place(result, kind == "array")
         if out.memory == _INPUTS + len(self.own):
             return
         read = [self._place(one, kind == "array") for one in shapes]
+        if kind == "negated" and read[0].memory == _INPUTS + len(self.own):
+            return
         if all(one.is_apart(out) and (one.form != out.form or kind != "product") for one in read):
+            if kind == "negated":
+                self.steps.append(functools.partial(read[0].view.neg_))
             self.steps.append(self._step(kind, out.view, [one.view for one in read]))
 
     def _step(self, kind: str, out: torch.Tensor, read: list[torch.Tensor]) -> Step:
@@ -95,10 +100,12 @@ class _Steps:
         if kind == "sum":
             return functools.partial(torch.sum, *read, dim=1, keepdim=True, out=out)
         if kind == "binary":
-            function = chance.choice([torch.sub, torch.maximum, torch.eq])
+            function = chance.choice([torch.sub, torch.add, torch.maximum, torch.eq])
             return functools.partial(function, *read, out=out)
         if kind == "own":
             return functools.partial(functions.relu, *read, out=out)
+        if kind == "negated":
+            return functools.partial(torch.add, *chance.sample(read, 2), out=out)
         if kind == "added":
             return functools.partial(torch.addmm, out, *read, out=out)
         return functools.partial(torch.mm, *read, out=out)

@@ -315,3 +315,13 @@ def test_products_in_narrow_types_stay_apart() -> None:
         functools.partial(torch.mm, factors[0][i], factors[1][i], out=out[i]) for i in range(2)
     ]
     assert len(merge_tiles(steps, EffectReader([], {}), 0)) == 2
+
+
+def test_zeros_of_both_signs_are_not_one_number() -> None:
+    tiles = torch.ones(2, 16)
+    first: Step = functools.partial(tiles[0].fill_, 0.0)
+    same, other = (functools.partial(tiles[1].fill_, number) for number in (0.0, -0.0))
+    assert len(merge_tiles([first, same], EffectReader([], _blank(tiles)), 0)) == 1
+    for step in merge_tiles([first, other], EffectReader([], _blank(tiles)), 0):
+        step()
+    assert torch.signbit(tiles).tolist() == [[False] * 16, [True] * 16]

@@ -15,6 +15,7 @@ import pytest
 from nki_reference import table
 from nki_reference.choices import SeededChoices
 from nki_reference.differential import check, plan_snapshots
+from nki_reference.machine import reduce_rows
 from nki_reference.numbers import STORED
 from nki_reference.program import Program
 from nki_reference.program_builder import ProgramBuilder
@@ -130,3 +131,12 @@ def test_a_crash_and_a_hang_are_found(fuzzer: ModuleType, monkeypatch: pytest.Mo
     assert fuzzer.judge(program, 5).status == "crash"
     monkeypatch.setattr(fuzzer, "check", hangs)
     assert fuzzer.judge(program, 0.2).status == "hang"
+
+
+def test_the_sign_of_alike_magnitudes_is_open() -> None:
+    """tanh of large numbers is 1 and -1 in float32, and something less in the reference."""
+    rows = np.array([[1 - 2.0**-40, -1.0], [0.5, -1.0], [1.0, 1.0 - 2.0**-40]])
+    result, error = reduce_rows("abs_max", rows)
+    np.testing.assert_array_equal(result, [-1.0, -1.0, 1.0])
+    np.testing.assert_array_equal(error, [2.0, 0.0, 0.0])
+    np.testing.assert_allclose(reduce_rows("abs_min", -rows)[1], [2.0, 0.0, 0.0])
