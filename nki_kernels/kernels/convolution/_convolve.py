@@ -20,7 +20,14 @@ from trnx.nki_kernels.kernels.convolution._filters import (
     load_next,
     on_all_sides,
 )
-from trnx.nki_kernels.kernels.convolution._loads import Inputs, Source, load, load_inputs, store
+from trnx.nki_kernels.kernels.convolution._loads import (
+    Inputs,
+    Source,
+    is_spread,
+    load,
+    load_inputs,
+    store,
+)
 from trnx.nki_kernels.kernels.convolution._plan import (
     Block,
     Plan,
@@ -65,6 +72,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         end_out = first_out
     if end_out > first_out and together == 1:
         warm_up(_WARM_UP)
+    spread: list[nl.NkiTensor] = []
     for group in range(groups):
         size = channels if given.is_turned else out_channels
         part = weight[nl.ds(group * size, size)]
@@ -73,7 +81,8 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
             chunks = _chunks(first, last, group * out_channels)
             filters = Filters(given, part, chunks, [], [])
             for index in range(len(xs)):
-                x = _source(given.x, xs[index], index, group * channels, channels, plan.is_static)
+                its = group * channels
+                x = _source(given.x, xs[index], index, its, channels, plan.is_static, spread)
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
                 volume = Volume(x, outs[index], residuals[index], is_last)
                 _convolve_volume(volume, filters, plan, blocks)
@@ -96,6 +105,7 @@ def _source(
     first: int,
     channels: int,
     is_static: bool,
+    spread: list[nl.NkiTensor],
 ) -> Source:
     """Channels `first ..` of volume `index` of the input."""
     rows, columns = volume.shape[2], volume.shape[3]
@@ -108,7 +118,9 @@ def _source(
         plane_step = size
         start = (index * root.shape[1] + first) * channel_step
     view = volume[nl.ds(first, channels)]
-    return Source(view, root, start, channels, rows, channel_step, plane_step, columns, is_static)
+    return Source(
+        view, root, start, channels, rows, channel_step, plane_step, columns, is_static, spread
+    )
 
 
 def _chunks(first: int, end: int, place: int) -> list[Channels]:
@@ -126,7 +138,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     is_first = len(filters.ready) == 0
     # Before the first inputs, as they take longer to be of use; but triggers that take no time do
     # not wait for that of a DMA transpose.
-    is_behind = plan.is_static and plan.layout != ""
+    is_behind = plan.is_static and (plan.layout != "" or is_spread(volume.x, plan))
     if is_first and len(chunks) > 0 and not is_behind:
         load_next(filters, plan)
     together = plan.streams * plan.sides

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient import Strips, tile_of
+from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE
 from trnx.nki_kernels.kernels.convolution._strips import reach_of
 from trnx.nki_kernels.kernels.convolution._strips_host import (
     DESCRIPTOR_BYTES,
     MOST_DESCRIPTORS,
-    PARTITIONS_PER_ENGINE,
     strips_of,
 )
 from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis

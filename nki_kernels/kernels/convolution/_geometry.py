@@ -12,11 +12,15 @@ What the kernel gets is made of tuples of numbers alone: the device's front end 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from trnx.nki_kernels.kernels.convolution._loads import IN_TURN
 from trnx.nki_kernels.kernels.convolution._sharing import (
     Sharing,
     border_transfers,
     depth_of,
     is_compact,
+    pitch_of,
     rest_columns,
     rest_rows,
     sharing_of,
@@ -28,6 +32,8 @@ from trnx.simulator.hardware import Hardware
 # block is loaded while this one is in use.
 _INPUT_BYTES = 16384
 _WEIGHT_BYTES = 65536
+# Of tiles that take turns and keep zeros between folded rows, beside what `plan_bytes` counts.
+_IN_TURN_BYTES = 65536
 # Of a partition, for the input of a volume that is loaded before the first product.
 _SMALL_BYTES = 32768
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
@@ -240,8 +246,8 @@ def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
     return 1, 0, window.fold_shift
 
 
-def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
-    """The fields of `Plan` but the last one; `layout` is that of the weight as a matrix."""
+def plan(problem: Problem, layout: str, is_static: bool, hw: Hardware) -> tuple[object, ...]:
+    """The fields of `Plan`; `layout` is that of the weight as a matrix."""
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
     bank = bank_of(problem, sharing, hw)
@@ -252,6 +258,7 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         axis_numbers(problem.rows, fold, block[1], bank[1]),
         axis_numbers(problem.columns, 1, problem.columns.out, bank[2]),
         fold,
+        _pitch(problem, sharing, block, is_static, hw),
         _row_steps(problem.rows, fold),
         problem.rows.fold_step,
         _folded(problem.rows, fold)[1] if fold > 1 else (),
@@ -266,7 +273,20 @@ def plan(problem: Problem, layout: str, hw: Hardware) -> tuple[object, ...]:
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
+        is_static,
     )
+
+
+def _pitch(
+    problem: Problem, sharing: Sharing, block: Sequence[int], is_static: bool, hw: Hardware
+) -> int:
+    """Partitions from one folded kernel row to the next: no more than the channels where the tiles
+    that take turns then would take much of SBUF.
+    """
+    each = input_bytes(problem, block[0], block[1], sharing.fold, hw)
+    if IN_TURN * sharing.sides * each > _IN_TURN_BYTES:
+        return problem.channels
+    return pitch_of(problem, sharing, is_static, hw)
 
 
 def plan_bytes(problem: Problem, hw: Hardware) -> int:

@@ -7,17 +7,21 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._plan import Block, Plan
+from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
 
 # Bytes of a partition (as float32) that are worth a transfer of their own.
 _TRANSFER_BYTES = 4096
 # Chunks of a small convolution that come one by one.
 _MANY_CHUNKS = 4
 
+# Tiles for the input of a side that take turns.
+IN_TURN = 3
+
 
 class Source(NamedTuple):
     """The input of a volume: a view `[channels, planes, rows, columns]` of `root`, dense in HBM,
     and its strides and start as patterns on the whole need them; `is_static` as in `Plan`.
+    `spread`: tiles that take turns, where there are zeros between the parts of folded rows.
     """
 
     view: nl.NkiTensor
@@ -29,6 +33,7 @@ class Source(NamedTuple):
     plane_step: int
     row_step: int
     is_static: bool
+    spread: list[nl.NkiTensor]
 
 
 class Inputs(NamedTuple):
@@ -52,10 +57,18 @@ def load_inputs(
     channels comes for all sides before the next one, as they are multiplied in turns.
     """
     channels = x.channels
-    used = min(channels, plan.depth) * plan.fold
+    used = min(channels, plan.depth)
+    if plan.fold > 1:
+        used = plan.pitch * plan.fold
     tiles: list[nl.NkiTensor] = []
+    fresh: list[int] = []
     for blocks in sides:
-        tiles.append(_input_tile(x, plan, blocks, used))
+        if is_spread(x, plan):
+            if turn + len(tiles) == len(x.spread):
+                fresh.append(len(tiles))
+            tiles.append(spread_tile(x, plan, turn + len(tiles)))
+        else:
+            tiles.append(_input_tile(x, plan, blocks, used))
     count = tiles[0].shape[1]
     if plan.fold == 1:
         is_even = channels % plan.depth == 0 and count >= _MANY_CHUNKS
@@ -72,7 +85,9 @@ def load_inputs(
                 part = tiles[side][nl.ds(index * plan.array_rows, used)]
                 part = part[:, :, 0 : front[1] - front[0], 0 : top[1] - top[0], :]
                 if plan.fold > 1:
-                    number = _load_shifted(part, x, plan, front, top, number, by_both)
+                    number = _load_shifted(
+                        part, x, plan, front, top, number, by_both, side in fresh
+                    )
                 else:
                     view = x.view[:, front[0] : front[1], top[0] : top[1], :]
                     some = (chunk, min(chunk + count, part.shape[1]))
@@ -85,6 +100,11 @@ def load_inputs(
     return found
 
 
+def is_spread(x: Source, plan: Plan) -> bool:
+    """Whether there are zeros between the parts of folded rows."""
+    return plan.fold > 1 and plan.pitch > x.channels
+
+
 def _input_tile(x: Source, plan: Plan, blocks: list[Block], used: int) -> nl.NkiTensor:
     """A tile for the input of some blocks, each on `used` partitions."""
     planes = 1
@@ -95,6 +115,30 @@ def _input_tile(x: Source, plan: Plan, blocks: list[Block], used: int) -> nl.Nki
     chunks = (x.channels + plan.depth - 1) // plan.depth
     shape = ((len(blocks) - 1) * plan.array_rows + used, chunks, planes, rows, x.view.shape[3])
     return nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
+
+
+def spread_tile(x: Source, plan: Plan, turn: int) -> nl.NkiTensor:
+    """A tile for the input of the blocks of a side, of which loads leave zeros between the parts of
+    folded rows: one of some that take turns, so that the zeros are written once.
+    """
+    index = turn % (IN_TURN * plan.sides)
+    if index == len(x.spread):
+        blocks = blocks_of(plan)
+        planes = 1
+        rows = 1
+        for block in blocks:
+            planes = max(planes, block.planes_in[1] - block.planes_in[0])
+            rows = max(rows, block.rows_in[1] - block.rows_in[0])
+        lanes = (plan.streams - 1) * plan.array_rows + plan.fold * plan.pitch
+        shape = (lanes, 1, planes, rows, x.view.shape[3])
+        tile = nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
+        # The first ones by VectorE, which is faster and has nothing to do yet.
+        if len(x.spread) < plan.sides:
+            nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
+        else:
+            nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
+        x.spread.append(tile)
+    return x.spread[index]
 
 
 def _chunks_of_a_transfer(tile: nl.NkiTensor) -> int:
@@ -161,9 +205,10 @@ def _load_shifted(
     top: tuple[int, int],
     number: int,
     by_both: bool,
+    is_zero: bool,
 ) -> int:
-    """Part j of the partitions <- the input some rows further down, zeros before it; returns the
-    number of transfers.
+    """Part j of the partitions <- the input some rows further down, zeros before it, unless the
+    tile `is_zero`; returns the number of transfers.
     """
     step, origin, shift = plan.row_steps
     rows = top[1] - top[0]
@@ -179,18 +224,24 @@ def _load_shifted(
     # as the other engines still work on the block before. Nothing takes what lies beyond the input.
     inner = firsts[0]
     outer = max(inner, lasts[-1])
-    if inner > 0:
+    if inner > 0 and not is_zero:
         nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
     pieces: list[tuple[tuple[int, int], tuple[int, int, int]]] = []
-    if inner < outer:
+    is_apart = is_spread(x, plan)
+    if inner < outer and not is_apart:
         pieces.append(((inner, outer), (0, plan.fold, shift)))
     for j in range(plan.fold):
+        if is_apart:
+            if firsts[j] < lasts[j]:
+                pieces.append(((firsts[j], lasts[j]), (j, 1, shift)))
+            continue
         if firsts[j] < min(inner, lasts[j]):
             pieces.append(((firsts[j], min(inner, lasts[j])), (j, 1, shift)))
         if max(outer, firsts[j]) < lasts[j]:
             pieces.append(((max(outer, firsts[j]), lasts[j]), (j, 1, shift)))
     for some, parts in pieces:
-        _load_rows(tile, x, front, some, (base, step), parts, by_both and number % 2 == 0)
+        part = tile[nl.ds(parts[0] * plan.pitch, parts[1] * x.channels)]
+        _load_rows(part, x, front, some, (base, step), parts, by_both and number % 2 == 0)
         number = number + 1
     return number
 
@@ -204,7 +255,7 @@ def _load_rows(
     parts: tuple[int, int, int],
     is_beside: bool,
 ) -> None:
-    """Rows `some` of the tile, on `parts` (first, count, input rows between two) of its partitions;
+    """Rows `some` of a tile with `parts` (first, count, input rows between two) of the partitions;
     `where` is the input row of the tile's row 0, and the input rows between two of them.
     """
     row = where[0] + some[0] * where[1] + parts[0] * parts[2]
@@ -216,6 +267,5 @@ def _load_rows(
         [1, tile.shape[4]],
     ]
     offset = x.start + front[0] * x.plane_step + row * x.row_step
-    part = tile[nl.ds(parts[0] * x.channels, parts[1] * x.channels)]
     source = x.root.ap(pattern=pattern, offset=offset)
-    load(part[:, 0, :, some[0] : some[1], :], source, is_beside, x.is_static)
+    load(tile[:, 0, :, some[0] : some[1], :], source, is_beside, x.is_static)

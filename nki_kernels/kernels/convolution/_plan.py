@@ -39,6 +39,7 @@ class Axes(NamedTuple):
 class Plan(NamedTuple):
     """The axes, and how many kernel rows a product contracts.
 
+    pitch: partitions from one of these to the next, of which those beyond the channels hold zeros;
     row_steps: of folded rows, the input rows between two of a tile, the input row of row 0, and
     the input rows between two parts of the partitions; fold_step: the kernel rows between two of
     these; masks: weights for outputs whose first folded rows are padding; streams, array_rows:
@@ -58,6 +59,7 @@ class Plan(NamedTuple):
     rows: Axis
     columns: Axis
     fold: int
+    pitch: int
     row_steps: tuple[int, int, int]
     fold_step: int
     masks: tuple[Mask, ...]
@@ -92,14 +94,15 @@ def axes_of(numbers: tuple[Any, ...]) -> Axes:
 
 def plan_of(numbers: tuple[Any, ...]) -> Plan:
     """The plan that the host has made."""
-    planes, rows, columns, fold, row_steps, fold_step, masks = numbers[0:7]
-    streams, array_rows, sides, array_columns = numbers[7:11]
-    depth, rest_rows, rest_columns, is_small, out_channels, together, layout = numbers[11:18]
+    planes, rows, columns, fold, pitch, row_steps, fold_step, masks = numbers[0:8]
+    streams, array_rows, sides, array_columns = numbers[8:12]
+    depth, rest_rows, rest_columns, is_small, out_channels, together, layout = numbers[12:19]
     return Plan(
         _axis_of(planes),
         _axis_of(rows),
         _axis_of(columns),
         fold,
+        pitch,
         row_steps,
         fold_step,
         masks,
@@ -114,7 +117,7 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         out_channels,
         together,
         layout,
-        numbers[18],
+        numbers[19],
     )
 
 
@@ -127,6 +130,7 @@ def plan_of_rest(plan: Plan) -> Plan:
         plan.rows,
         plan.columns,
         plan.fold,
+        plan.pitch,
         plan.row_steps,
         plan.fold_step,
         plan.masks,

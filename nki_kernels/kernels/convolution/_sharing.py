@@ -7,8 +7,13 @@ from typing import NamedTuple
 from trnx.nki_kernels.kernels.convolution._windows import Problem, Window
 from trnx.simulator.hardware import Hardware
 
+# That a DMA engine serves, trainium_inferentia2_arch.rst.
+PARTITIONS_PER_ENGINE = 8
+
 # Of a DMA that waits for nothing else, nki-dma-bandwidth-guide.rst:40-43.
 _TRANSFER_SECONDS = 1.3e-6
+# That zeros between folded rows delay loads and products, by schedule.
+_ZEROS_SECONDS = 5e-6
 
 
 class Sharing(NamedTuple):
@@ -76,6 +81,31 @@ def _rows_of_array(problem: Problem, hw: Hardware) -> Sharing:
         )
 
     return min(ways, key=passes)
+
+
+def pitch_of(problem: Problem, sharing: Sharing, is_static: bool, hw: Hardware) -> int:
+    """Partitions from one folded kernel row to the next: each DMA engine serves some partitions, so
+    that few channels leave most of the engines idle. Only where triggers take no time, as each of
+    the kernel rows has transfers of its own then, and where that pays for the zeros between them.
+    """
+    channels = problem.channels
+    if sharing.fold == 1 or problem.rows.transposed or not is_static:
+        return channels
+
+    def busiest(pitch: int) -> int:
+        """Partitions that one engine serves, at most."""
+        counts = [0] * (sharing.array_rows // PARTITIONS_PER_ENGINE + 1)
+        for part in range(sharing.fold):
+            for place in range(part * pitch, part * pitch + channels):
+                counts[place // PARTITIONS_PER_ENGINE] += 1
+        return max(counts)
+
+    best = min(range(channels, sharing.array_rows // sharing.fold + 1), key=busiest)
+    rows = problem.rows.out if is_compact(problem.rows, sharing.fold) else problem.rows.size
+    nbytes = problem.planes.size * rows * problem.columns.size * problem.itemsize / sharing.streams
+    saved = (busiest(channels) - busiest(best)) * nbytes / hw.dma_engine_rate
+    is_half = 2 * busiest(best) <= busiest(channels)
+    return best if is_half and saved > _ZEROS_SECONDS else channels
 
 
 def depth_of(problem: Problem, hw: Hardware) -> int:

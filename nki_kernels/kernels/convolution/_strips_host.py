@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
+from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE
 from trnx.nki_kernels.kernels.convolution._strips import reach_of
 from trnx.nki_kernels.kernels.convolution._strips_gradient import Cut
 from trnx.nki_kernels.kernels.convolution._weight_host import tensor_seconds
@@ -16,8 +17,8 @@ from trnx.nki_kernels.kernels.convolution._windows import Window
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 
-# Partitions that a DMA engine serves, and bytes that it moves in the time of a descriptor.
-PARTITIONS_PER_ENGINE, DESCRIPTOR_BYTES = 8, 161
+# Bytes that a DMA engine moves in the time of a descriptor.
+DESCRIPTOR_BYTES = 161
 # Pieces of the window, so that products start early, and columns that a product has at least.
 _PIECES, _LEAST_COLUMNS = 4, 128
 # Bytes of a row of a strip that is loaded by itself, at least.

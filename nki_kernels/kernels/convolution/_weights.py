@@ -34,10 +34,12 @@ def load_weights(
     fold = plan.fold
     depth = plan.depth
     channels = weight.shape[1]
+    # Those of folded rows have zeros between them, so that channels of zeros are added.
+    wide = plan.pitch if fold > 1 else channels
     planes, rows, columns = weight.shape[2:]
     groups = (rows + fold - 1) // fold
     chunks = (channels + depth - 1) // depth
-    partitions = (plan.streams - 1) * plan.array_rows + min(channels, depth) * fold
+    partitions = (plan.streams - 1) * plan.array_rows + min(wide, depth) * fold
     padded = _padded(count, plan)
     shape = (partitions, chunks, planes * groups * columns, padded)
     tile = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
@@ -47,14 +49,17 @@ def load_weights(
     step = max(1, _STAGING_BYTES // width // depth) * depth
     for channel in range(0, channels, step):
         some = min(step, channels - channel)
-        data = nl.ndarray((count, some, planes, rows, columns), dtype=weight.dtype, buffer=nl.sbuf)
+        size = max(some, wide) if fold > 1 else some
+        data = nl.ndarray((count, size, planes, rows, columns), dtype=weight.dtype, buffer=nl.sbuf)
+        if size > some:
+            nisa.memset(dst=data[:, some:size], value=0.0)
         source = weight[nl.ds(first, count), nl.ds(channel, some)]
-        load(data, source, False, plan.is_static)
-        for part in range(0, some, depth):
-            block = data[:, nl.ds(part, min(depth, some - part))]
+        load(data[:, 0:some], source, False, plan.is_static)
+        for part in range(0, size, depth):
+            block = data[:, nl.ds(part, min(depth, size - part))]
             _transpose(tile, (channel + part) // depth, block, plan)
     _spread_rest(tile, channels, plan)
-    return Weights(tile, channels, _masked(tile, channels, plan))
+    return Weights(tile, wide, _masked(tile, wide, plan))
 
 
 def _spread_rest(tile: nl.NkiTensor, channels: int, plan: Plan) -> None:

@@ -99,13 +99,13 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
     problem = problem_of(b)
-    how = plan(problem, layout, hw)
     times = b.groups * (b.x.shape[0] if b.x.ndim == 5 else 1)
     fold = sharing_of(problem, hw).fold
     turns = problem.taps == 1 and layout == DMA
     few = is_static(problem, blocks(problem, hw), fold, times, turns)
+    how = plan(problem, layout, few, hw)
     apart = rows_apart(b)
-    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), (*how, few), apart)
+    return Launch.of(convolution_kernel, b, NAMES, result_shape(b), how, apart)
 
 
 register(
