@@ -11,17 +11,7 @@ from trnx.fx_passes.aliasing import Aliasing
 from trnx.fx_passes.metadata import replace
 from trnx.fx_passes.nodes import UNFILLED, has_effect, is_random
 from trnx.fx_passes.passes import Pass
-
-
-def _key(value: Any) -> Any:
-    """`value` as something that can be hashed, in which 1, 1.0 and True differ."""
-    if isinstance(value, (list, tuple)):
-        return tuple(_key(item) for item in value)
-    if isinstance(value, dict):
-        return tuple((k, _key(v)) for k, v in sorted(value.items()))
-    if isinstance(value, slice):
-        return ("slice", _key(value.start), _key(value.stop), _key(value.step))
-    return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
+from trnx.nki_kernels.keys import key_of
 
 
 def _may_merge(node: fx.Node) -> bool:
@@ -38,7 +28,7 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
     for node in list(gm.graph.nodes):
         if not _may_merge(node):
             continue
-        key = (node.target, _key(node.args), _key(dict(node.kwargs)))
+        key = (node.target, key_of(node.args), key_of(sorted(node.kwargs.items())))
         first = known.setdefault(key, node)
         if first is node or aliasing.touches_written(node):
             continue
