@@ -66,7 +66,7 @@ def load_inputs(
         if is_spread(x, plan):
             if turn + len(tiles) == len(x.spread):
                 fresh.append(len(tiles))
-            tiles.append(spread_tile(x, plan, turn + len(tiles)))
+            tiles.append(_spread_tile(x, plan, turn + len(tiles)))
         else:
             tiles.append(_input_tile(x, plan, blocks, used))
     count = tiles[0].shape[1]
@@ -107,28 +107,29 @@ def is_spread(x: Source, plan: Plan) -> bool:
 
 def _input_tile(x: Source, plan: Plan, blocks: list[Block], used: int) -> nl.NkiTensor:
     """A tile for the input of some blocks, each on `used` partitions."""
-    planes = 1
-    rows = 1
-    for block in blocks:
-        planes = max(planes, block.planes_in[1] - block.planes_in[0])
-        rows = max(rows, block.rows_in[1] - block.rows_in[0])
+    planes, rows = _most(blocks)
     chunks = (x.channels + plan.depth - 1) // plan.depth
     shape = ((len(blocks) - 1) * plan.array_rows + used, chunks, planes, rows, x.view.shape[3])
     return nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
 
 
-def spread_tile(x: Source, plan: Plan, turn: int) -> nl.NkiTensor:
+def _most(blocks: list[Block]) -> tuple[int, int]:
+    """Planes and rows of the input of the largest block."""
+    planes = 1
+    rows = 1
+    for block in blocks:
+        planes = max(planes, block.planes_in[1] - block.planes_in[0])
+        rows = max(rows, block.rows_in[1] - block.rows_in[0])
+    return planes, rows
+
+
+def _spread_tile(x: Source, plan: Plan, turn: int) -> nl.NkiTensor:
     """A tile for the input of the blocks of a side, of which loads leave zeros between the parts of
     folded rows: one of some that take turns, so that the zeros are written once.
     """
     index = turn % (IN_TURN * plan.sides)
     if index == len(x.spread):
-        blocks = blocks_of(plan)
-        planes = 1
-        rows = 1
-        for block in blocks:
-            planes = max(planes, block.planes_in[1] - block.planes_in[0])
-            rows = max(rows, block.rows_in[1] - block.rows_in[0])
+        planes, rows = _most(blocks_of(plan))
         lanes = (plan.streams - 1) * plan.array_rows + plan.fold * plan.pitch
         shape = (lanes, 1, planes, rows, x.view.shape[3])
         tile = nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
@@ -220,21 +221,20 @@ def _load_shifted(
         first = min(rows, max(0, (step - 1 - begin) // step))
         firsts.append(first)
         lasts.append(max(first, min(rows, (x.rows - 1 - begin) // step + 1)))
-    # The rows that all parts have come with one transfer. Before them zeros come first: by GpSimdE,
-    # as the other engines still work on the block before. Nothing takes what lies beyond the input.
+    # Zeros come before the first row: by GpSimdE, as the other engines still work on the block
+    # before. Nothing takes what lies beyond the input.
     inner = firsts[0]
-    outer = max(inner, lasts[-1])
     if inner > 0 and not is_zero:
         nisa.memset(dst=tile[:, 0, :, 0:inner, :], value=0.0, engine=nisa.engine.gpsimd)
+    # The rows that all parts have come with one transfer, where no zeros lie between the parts.
+    outer = max(inner, lasts[-1])
+    if is_spread(x, plan):
+        inner = rows
+        outer = rows
     pieces: list[tuple[tuple[int, int], tuple[int, int, int]]] = []
-    is_apart = is_spread(x, plan)
-    if inner < outer and not is_apart:
+    if inner < outer:
         pieces.append(((inner, outer), (0, plan.fold, shift)))
     for j in range(plan.fold):
-        if is_apart:
-            if firsts[j] < lasts[j]:
-                pieces.append(((firsts[j], lasts[j]), (j, 1, shift)))
-            continue
         if firsts[j] < min(inner, lasts[j]):
             pieces.append(((firsts[j], min(inner, lasts[j])), (j, 1, shift)))
         if max(outer, firsts[j]) < lasts[j]:
