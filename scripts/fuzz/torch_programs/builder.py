@@ -19,6 +19,7 @@ from trnx.backend.torch_internals import fake_mode
 SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 32, 64, 96, 127, 128, 129, 130, 200, 513, 1025)
 LAYOUTS = ("dense",) * 5 + ("transposed", "strided", "offset", "expanded")
 LARGEST = 30_000  # elements of a value
+LARGEST_BETWEEN = 100 * LARGEST  # where a program is called with other sizes
 GREATEST = 1e3  # magnitude of a float, so that half precision has room
 TRIES = 150
 
@@ -154,6 +155,8 @@ class Builder:
     def _with_other_sizes(self, program: Program) -> Program:
         """Called with two sets of sizes, where eager takes the second too."""
         sizes = {name: self._draw.choice(SIZES[1:]) for name in self._dims}
+        if any(math.prod(one.shape(sizes)) > LARGEST_BETWEEN for one in program.inputs):
+            return program
         arguments = program.arguments(sizes, DTYPES)
         try:
             with warnings.catch_warnings():
@@ -178,7 +181,7 @@ class _Sizes(TorchDispatchMode):
         del types
         made = func(*args, **(kwargs or {}))
         leaves = torch.utils._pytree.tree_leaves(made)
-        if any(isinstance(x, torch.Tensor) and x.numel() > 100 * LARGEST for x in leaves):
+        if any(isinstance(x, torch.Tensor) and x.numel() > LARGEST_BETWEEN for x in leaves):
             raise _TooLargeError
         return made
 

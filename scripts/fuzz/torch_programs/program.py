@@ -33,9 +33,13 @@ class Input:
     seed: int
     needs_grad: bool = False
 
+    def shape(self, dims: Mapping[str, int]) -> list[int]:
+        """The sizes for these dimensions."""
+        return [dims[size] if isinstance(size, str) else size for size in self.sizes]
+
     def make(self, dims: Mapping[str, int], dtypes: Mapping[str, torch.dtype]) -> torch.Tensor:
         """The tensor for these dimensions; the same values for every choice of float dtypes."""
-        shape = [dims[size] if isinstance(size, str) else size for size in self.sizes]
+        shape = self.shape(dims)
         generator = torch.Generator().manual_seed(self.seed)
         filled = self._values(_stored_shape(shape, self.layout), generator)
         # Rounded to the program's own dtype first, so that the reference has the same numbers.

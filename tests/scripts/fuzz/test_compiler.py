@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch_programs.builder import build
+from torch_programs.builder import LARGEST_BETWEEN, build
 from torch_programs.differential import check
 from torch_programs.program import Input, Line, Program
 from torch_programs.shrink import shrink
@@ -49,6 +50,13 @@ def test_many_programs_agree() -> None:
 def test_equal_seeds_make_equal_programs() -> None:
     assert [build(3, number) for number in range(20)] == [build(3, number) for number in range(20)]
     assert build(3, 0) != build(4, 0)
+
+
+def test_other_sizes_fit_the_memory() -> None:
+    program = build(41, 33)  # an argument with four dimensions drawn again, each up to 1025
+    for dims in program.dims:
+        shapes = [made.shape(dims) for made in program.inputs]
+        assert max(map(math.prod, shapes)) <= LARGEST_BETWEEN
 
 
 def test_programs_are_of_every_kind() -> None:
