@@ -20,6 +20,7 @@ aten = torch.ops.aten
 
 # Elements of a row that the kernel `layer_norm` holds in a partition at most, with its parameters.
 _LONGEST_ROW = 12288
+_HALVES = (torch.bfloat16, torch.float16)
 _MOST_CHANNELS = 128  # of a group of the kernel `group_norm`
 
 
@@ -28,7 +29,7 @@ def _by_channel(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype in _HALVES else x
 
 
 def batch_norm_inference(
@@ -162,22 +163,30 @@ def weight_norm_backward(
     return grad_v.to(v.dtype).contiguous(), grad_g.to(g.dtype).contiguous()
 
 
-def _in_layout_of_result(op: Any) -> Callable[..., Any]:
-    """Give the op an x in the memory format that eager's result has; the op's meta function gives
-    the result x's strides, whatever they are."""
+def _batch_norm(op: Any) -> Callable[..., Any]:
+    """Batch norm in training of what eager makes of its operands, for which the op's meta function
+    is right: x in the memory format that eager's result has (the meta function gives the result x's
+    strides, whatever they are), and in float32 where it is of half precision and a parameter is
+    not: eager's statistics are then float32, those of the meta function are of x's dtype."""
 
     def rule(x: torch.Tensor, *rest: Any) -> Any:
         layout = suggest_memory_format(x)
-        if x.is_contiguous(memory_format=layout):
+        parameters = [v for v in rest if isinstance(v, torch.Tensor)]
+        is_mixed = x.dtype in _HALVES and any(v.dtype is torch.float32 for v in parameters)
+        if x.is_contiguous(memory_format=layout) and not is_mixed:
             return NotImplemented  # the op stays as it is
-        return op(x.contiguous(memory_format=layout), *rest)
+        x = x.contiguous(memory_format=layout)
+        if not is_mixed:
+            return op(x, *rest)
+        out, *statistics = op(x.float(), *rest)
+        return out.to(x.dtype), *statistics
 
     return rule
 
 
 # Rewrites of an op to the same op, whether a kernel takes it or not.
 NORM_LAYOUTS: dict[Any, Callable[..., Any]] = {
-    op: _in_layout_of_result(op)
+    op: _batch_norm(op)
     for op in (
         aten._native_batch_norm_legit_functional.default,
         aten._native_batch_norm_legit.no_stats,

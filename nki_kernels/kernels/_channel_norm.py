@@ -34,7 +34,10 @@ def channel_norm_kernel(
     """
     pmax = nl.tile_size.pmax
     length = x.size // (images * channels)
-    stats_dtype = x.dtype if running_mean is None else running_mean.dtype
+    stats_dtype = x.dtype
+    for parameter in (weight, bias, running_mean):
+        if parameter is not None:
+            stats_dtype = parameter.dtype
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     mean = nl.ndarray(stats_shape, dtype=stats_dtype, buffer=nl.shared_hbm)
     rstd = nl.ndarray(stats_shape, dtype=stats_dtype, buffer=nl.shared_hbm)

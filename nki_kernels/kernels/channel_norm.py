@@ -4,7 +4,8 @@ Channels lie on the partitions, so that scale and shift are one number each ther
 mean and variance of pieces of at most 512 elements (bn_stats) and merges them (bn_aggr), also those
 of the channels of a group. Where what belongs to a channel does not fit in its partition, it is
 read a second time for ScalarE, which applies scale and shift. float32, or half precision with
-float32 statistics (batch norm), or all of one dtype (group norm); float32 inside.
+float32 parameters and statistics (batch norm, as under autocast: `dtype` is then that of x and the
+result), or all of one dtype (group norm); float32 inside.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def supports_batch(b: Bindings, hw: Hardware) -> Reject | None:
         return Reject(f"x{b.x.shape} has no two values of a channel")
     if (b.running_mean is None) != (b.running_var is None):
         return Reject("one of running_mean and running_var is missing")
-    statistics = b.x if b.running_mean is None else b.running_mean
-    for name in ("running_mean", "running_var"):
-        if b[name] is not None and b[name].dtype is not torch.float32:
+    given = [name for name in _BATCH[1:] if b[name] is not None]
+    for name in given:
+        if b[name].dtype is not torch.float32:
             return Reject(f"{name} has the dtype {b[name].dtype}, not float32")
-    if statistics.dtype is not torch.float32:
-        return Reject(f"the statistics of x in {b.x.dtype} are not float32")
+    if b.x.dtype is not (b.dtype or torch.float32) or (b.dtype and not given):
+        return Reject(f"x is {b.x.dtype}, the result {b.dtype or torch.float32}")
     if reject := _reject_parameters(b, _BATCH[1:], b.x.shape[1]):
         return reject
     images = b.x.shape[0]
@@ -91,8 +92,13 @@ def reference_batch(
     running_var: torch.Tensor | None,
     momentum: float,
     eps: float,
+    dtype: torch.dtype | None,
 ) -> Any:
     """aten's batch norm in training, without and with running statistics."""
+    if dtype is not None:
+        parameters = weight, bias, running_mean, running_var
+        out, *more = reference_batch(x.float(), *parameters, momentum, eps, None)
+        return out.to(dtype), *more
     if running_mean is None or running_var is None:
         op = aten._native_batch_norm_legit.no_stats
         return op(x, weight, bias, True, momentum, eps)
@@ -122,6 +128,7 @@ def samples_batch(generator: torch.Generator) -> Iterator[Sample]:
             "running_var": vector(running),
             "momentum": 0.1,
             "eps": 1e-5,
+            "dtype": None if dtype is torch.float32 else dtype,
         }
         # x * scale + shift: both have the size of the mean in standard deviations.
         return Sample(values, note, error=4e-7 * (4 + 4 * abs(shift)))
@@ -137,6 +144,7 @@ def samples_batch(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("a large mean", 4, 6, 20, 20, shift=20.0)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 3, 40, 14, 14, dtype=dtype)
+        yield sample(f"{dtype}, no running statistics", 2, 6, 9, 9, running=False, dtype=dtype)
 
 
 def _batch_norm(
@@ -162,12 +170,44 @@ def _no_statistics(
     return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
 
 
+def _of_half(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+    dtype: torch.dtype,
+) -> Any:
+    wide = aten._to_copy.default(x, dtype=torch.float32)
+    found = _batch_norm(wide, weight, bias, running_mean, running_var, momentum, eps)
+    out = aten._to_copy.default(found[0], dtype=dtype)
+    return out, found[1], found[2], found[3], found[4]
+
+
+def _of_half_without_statistics(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    dtype: torch.dtype,
+) -> Any:
+    wide = aten._to_copy.default(x, dtype=torch.float32)
+    found = _no_statistics(wide, weight, bias, momentum, eps)
+    return aten._to_copy.default(found[0], dtype=dtype), found[1], found[2]
+
+
+_NO_STATISTICS = {"running_mean": None, "running_var": None}
 register(
     KernelSpec(
         name="batch_norm_training",
         patterns=(
-            Pattern(_batch_norm),
-            Pattern(_no_statistics, {"running_mean": None, "running_var": None}),
+            Pattern(_of_half),
+            Pattern(_of_half_without_statistics, _NO_STATISTICS),
+            Pattern(_batch_norm, {"dtype": None}),
+            Pattern(_no_statistics, {**_NO_STATISTICS, "dtype": None}),
         ),
         supports=supports_batch,
         reference=reference_batch,

@@ -104,6 +104,56 @@ def test_norms_with_statistics_of_their_own(norm: nn.Module, shape: tuple[int, .
         torch.testing.assert_close(mine, other, msg=name)
 
 
+def off(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The greatest error, relative to the greatest magnitude."""
+    return float((found.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(5),
+        nn.BatchNorm2d(129),
+        nn.BatchNorm2d(5, affine=False),
+        nn.BatchNorm2d(5, track_running_stats=False),
+        nn.InstanceNorm2d(5, affine=True),
+    ],
+    ids=str,
+)
+def test_half_precision_with_parameters_in_float32(
+    norm: nn.Module, dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    """As under autocast: forward and backward on NKI, statistics in float32 as eager has them."""
+    theirs = randomised(norm)
+    ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
+    compiled = torch.compile(ours, backend="trnx", options=ALL_ON_NKI)
+    channels = norm.num_features
+    # A mean of ten standard deviations: statistics of half precision would show.
+    x = (draw(3, channels, 9, 7) + 10).to(dtype, memory_format=layout)
+    weights = torch.linspace(-1, 1, 7)
+    inputs = [x.clone().requires_grad_(), x.clone().requires_grad_(), x.double().requires_grad_()]
+    results = [module(y) for module, y in zip((compiled, theirs, wide), inputs, strict=True)]
+    for result in results:
+        (result * weights.to(result.dtype)).sum().backward()
+
+    assert results[0].dtype is dtype
+    assert results[0].stride() == results[1].stride()
+    torch.testing.assert_close(results[0], results[1], rtol=2e-2, atol=2e-2)
+    gradients = [
+        [y.grad, *(v.grad for v in module.parameters())]
+        for module, y in zip((ours, theirs, wide), inputs, strict=True)
+    ]
+    for mine, other, exact in zip(*gradients, strict=True):
+        assert mine.dtype is other.dtype
+        assert off(mine, exact) <= 2 * off(other, exact) + 1e-6
+    for (name, mine), other in zip(
+        ours.state_dict().items(), theirs.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(mine, other, msg=name)
+
+
 @pytest.mark.parametrize("order", [(3, 0, 1, 2), (0, 3, 2, 1), (0, 2, 3, 1)], ids=str)
 def test_batch_norm_in_training_of_other_layouts(order: tuple[int, ...]) -> None:
     """Eager's result is contiguous or channels_last, whatever the strides of its input are."""
