@@ -16,15 +16,19 @@ quotient below 2^-126 is rounded twice, and may be 2^-149 off.
 A mean, whose sum is rounded in another order than eager's, takes a shorter way (`divide_total`).
 A quotient that a sum rounds again needs none of this (`rounding.py`).
 A quotient of bfloat16 needs no remainder: it is at least 2^-17 (relative) away from where its
-rounding changes; ScalarE's reciprocal must be within half of that.
+rounding changes; ScalarE's reciprocal must be within half of that. Half precision by a number is a
+product with a number where all 65,536 products round to what the quotients round to, which is
+tried when the kernel is built.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trnx.nki_kernels.generator.ir import Builder, Operand, Value
 
@@ -59,6 +63,10 @@ def divide(b: Builder, x: Operand, y: Operand) -> Value:
         return _bfloat16_quotient(b, x, y)
     if not isinstance(y, Value):
         assert isinstance(x, Value)
+        if x.dtype is b.out and b.out in (torch.bfloat16, torch.float16):
+            factor = _half_factor(b.out, y)
+            if factor is not None:
+                return b.mul(x, factor)
         if 1.0 / _POWER <= abs(y) <= _POWER:
             return _by_number(b, x, y)
         return _by_few(b, x, b.constant(y, torch.float32, frozenset()))
@@ -104,6 +112,29 @@ def _is_bfloat16(x: Operand) -> bool:
         return x.dtype is torch.bfloat16
     rounded = torch.tensor(x, dtype=torch.bfloat16, device="cpu").item()
     return rounded == x and abs(x) >= 2.0**-126
+
+
+@functools.cache
+def _half_factor(dtype: torch.dtype, divisor: float) -> float | None:
+    """What gives, multiplied with any number of `dtype`, its quotient by `divisor`: the float32
+    nearest to the reciprocal or one next to it, None where all three round some product to
+    another number."""
+    with unset_fake_temporarily(), torch.no_grad():
+        return _tried_factor(dtype, divisor)
+
+
+def _tried_factor(dtype: torch.dtype, divisor: float) -> float | None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu").to(torch.int16).view(dtype)
+    wide = x.float()
+    expected = (wide / divisor).to(dtype)
+    nearest = torch.tensor(divisor, dtype=torch.float32, device="cpu").reciprocal()
+    ends = [nearest.new_tensor(end) for end in (math.inf, -math.inf)]
+    for factor in (nearest, *(torch.nextafter(nearest, end) for end in ends)):
+        found = (wide * factor).to(dtype)
+        same = found.view(torch.int16) == expected.view(torch.int16)
+        if bool((same | found.isnan() & expected.isnan()).all()):
+            return factor.item()
+    return None
 
 
 def _bfloat16_quotient(b: Builder, x: Operand, y: Operand) -> Value:

@@ -112,6 +112,24 @@ def test_numbers_as_divisors(region: Build, dtype: torch.dtype, divisor: float) 
     run(region, lambda x: aten.div.Tensor(x, divisor), x[not_denormal(x / divisor)])
 
 
+@pytest.mark.parametrize("dtype", TYPES[1:])
+@pytest.mark.parametrize("divisor", [2**0.5, 0.1, 1000.0, 1e-3])
+def test_numbers_as_divisors_of_all_numbers(
+    region: Build, dtype: torch.dtype, divisor: float
+) -> None:
+    """1.414 and 0.1 are divided by with one product, 1e-3 not in float16."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    run(region, lambda x: aten.div.Tensor(x, divisor), x[not_denormal(x / divisor)])
+
+
+def test_a_number_divides_halves_with_one_product(region: Build) -> None:
+    for dtype in TYPES[1:]:
+        x = draw(2, dtype)
+        divided = region(lambda x: aten.div.Tensor(x, 2**0.5), x)
+        multiplied = region(lambda x: aten.mul.Tensor(x, 2**0.5), x)
+        assert divided.source().count("nisa.") == multiplied.source().count("nisa.")
+
+
 @pytest.mark.parametrize("dividend", [1.0, -1, 2.5])
 def test_numbers_as_dividends(region: Build, dividend: float) -> None:
     def function(x: Any) -> Any:
