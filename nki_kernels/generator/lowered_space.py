@@ -135,9 +135,7 @@ class LoweredSpace:
             in_one_phase=in_one_phase,
         )
         region = TiledRegion(outputs, geometry, *selector.run(), *self.strides)
-        region = dataclasses.replace(
-            region, stages=[0] * len(region.instructions), scalar_copies=self.hw.generation > 2
-        )
+        region = dataclasses.replace(region, stages=[0] * len(region.instructions))
         region = in_own_order(region)
         if self.hw.generation == 2:
             return region

@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator.cuts import (
     leads,
     runs_across,
 )
+from trnx.nki_kernels.generator.engines import SCALAR
 from trnx.nki_kernels.generator.geometry import (
     PARTITIONS,
     Axis,
@@ -262,7 +263,10 @@ class RegionCuts(LoweredSpace):
                 assert geometry is not None
                 found += self.fitting(ways_of_rows(self.selected(geometry), self.hw, MOST_STAGES))
         loads = self.strides[0]
-        return [region for region in found if any(map(region.is_turned, loads))]
+        found = [region for region in found if any(map(region.is_turned, loads))]
+        if self.hw.generation > 2:  # ScalarE copies since trn2
+            found += [region.in_phases(copies_on=SCALAR) for region in found if region.turns_stores]
+        return found
 
     def _runs(self) -> list[int]:
         """Dimensions along which a tensor runs in memory, and tiles of other cuts do not."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trnx.nki_kernels.generator.across import Across
-from trnx.nki_kernels.generator.engines import SCALAR, TENSOR, VECTOR, engine_of
+from trnx.nki_kernels.generator.engines import TENSOR, VECTOR
 from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
@@ -46,8 +46,8 @@ class TiledRegion:
     instruction; `halved` are the reductions that add halves of their rows, again and again.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
     Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage`
-    all tiles run a stage before any runs the next one, and stay in SBUF between them. ScalarE has
-    no `scalar_copies` before trn2.
+    all tiles run a stage before any runs the next one, and stay in SBUF between them. What
+    TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`.
     """
 
     outputs: tuple[Output, ...]
@@ -63,7 +63,7 @@ class TiledRegion:
     phase_stages: int = 1
     by_stage: bool = False
     apart: bool = False
-    scalar_copies: bool = True
+    copies_on: str = VECTOR
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -80,8 +80,8 @@ class TiledRegion:
         return Across(self.instructions, results, self.geometry)
 
     def in_phases(self, **choices: Any) -> TiledRegion:
-        """The region with other choices about its phases (`keeps`, `phase_stages`, `apart`,
-        `by_stage`), which share what is known of the phases."""
+        """The region with other choices about how its tiles are run (`keeps`, `phase_stages`,
+        `apart`, `by_stage`, `copies_on`), which share what is known of the phases."""
         found = dataclasses.replace(self, **choices)
         found.__dict__["across"] = self.across
         return found
@@ -100,7 +100,7 @@ class TiledRegion:
         calls = tuple((i.call, i.engine, i.beside is not None) for i in self.instructions)
         order = tuple(self.layouts.values())
         stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.apart)
-        return (self.geometry, self.keeps, calls, order, stages)
+        return (self.geometry, self.keeps, calls, order, stages, self.copies_on)
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -172,18 +172,12 @@ class TiledRegion:
         """How TensorE transposes a result for its store, None where it does not."""
         if value.dtype not in _FLOATS or value in self.layouts:
             return None
-        return turned_store(self.geometry, self.labels(value), strides, self._idler)
+        return turned_store(self.geometry, self.labels(value), strides, self.copies_on)
 
-    @functools.cached_property
-    def _idler(self) -> str:
-        """Of the engines that copy out of PSUM the one that has fewer elements to compute."""
-        if not self.scalar_copies:
-            return VECTOR
-        work = {VECTOR: 0, SCALAR: 0}
-        for i in self.instructions:
-            if (engine := engine_of(i)) in work:
-                work[engine] += max(elements(v, self.geometry) for v in (*i.reads(), *i.writes()))
-        return min(work, key=lambda engine: work[engine])
+    @property
+    def turns_stores(self) -> bool:
+        """Whether TensorE transposes a result."""
+        return any(self.turned_store(value, strides) for value, strides in self._stores)
 
     def bytes_in_work(self) -> int:
         """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
