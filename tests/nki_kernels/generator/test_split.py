@@ -170,4 +170,5 @@ def test_parts_of_a_reduced_dimension_do_not_overlap(region: Build, cuts: Cuts) 
     """What two parts have in common would be added up twice."""
     made = region(lambda x: aten.sum.dim_IntList(x, [0, 2], True), draw(20, 3, 121))
     leads = {cut.geometry.lead for cut in cuts.of(made) if cut.geometry.crosses}
-    assert {lead.size for lead in leads if lead is not None} <= {20, 121}
+    sizes = {lead.size for lead in leads if lead is not None}
+    assert all(20 % n == 0 or 121 % n == 0 for n in sizes), sizes
