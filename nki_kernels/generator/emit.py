@@ -26,6 +26,7 @@ from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
 from trnx.nki_kernels.generator.select_instructions import Beside, Instruction, Tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.nki_kernels.generator.turned_store import TurnedStore, in_blocks, transposed
 
 DTYPES = {
     torch.float32: "nl.float32",
@@ -474,6 +475,8 @@ class Emitter:
         (`Geometry.split`)."""
         held = self.region.held[self.region.outputs[index].value]
         strides = self.region.output_strides[index]
+        if turned := self.region.turned_store(held, strides):
+            return self._store_turned(index, turned)
         split = self.g.split(tuple(self.axes(held)), strides) or ()
         if not split or held.dtype is torch.int64:
             where = self.address(strides, held, lanes, constant=False, led=led)
@@ -489,6 +492,24 @@ class Emitter:
         for label, start in reversed(starts.items()):
             lines = [f"for {start} in range({self.count(label)}):", *indent(lines)]
         return lines
+
+    def _store_turned(self, index: int, turned: TurnedStore) -> list[str]:
+        """The transfers of a result that TensorE transposes (`turned_store.py`)."""
+        held = self.region.held[self.region.outputs[index].value]
+        strides, axes = self.region.output_strides[index], self.axes(held)
+        counts = {d: self.count(d) for d in axes}
+        free = dict(zip(axes, self._free_pattern(strides, held, "p", constant=False), strict=True))
+        step = strides.get(turned.label, 0)
+        row = _times("p", step) if turned.label == self.g.partition else str(step)
+        pattern = [f"[{row}, wide]", *(free[d] for d in turned.others), "[1, p]"]
+        offset = [*self._offset(strides, constant=False), f"first * {row}"]
+        made = transposed(
+            turned, self.name(held), DTYPES[held.dtype], held.dtype.itemsize, tuple(axes), counts
+        )
+        where = _pattern(pattern, offset)
+        return in_blocks(
+            counts[turned.label], [*made, *self._dma(f"out{index}.ap({where})", "src=turned")]
+        )
 
     def _store_from_partitions(self, index: int, labels: Sequence[int]) -> list[str]:
         """The transfer of a result of which each partition has one value."""

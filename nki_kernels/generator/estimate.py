@@ -30,6 +30,7 @@ from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.timeline import Op, visible_times
+from trnx.nki_kernels.generator.turned_store import TurnedStore
 from trnx.nki_kernels.generator.turned_totals import turned_total
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
@@ -42,13 +43,15 @@ _MOST_TILES, _MOST_BLOCKS, _PACE = 6, 2, 4
 
 Elements = Callable[[Value, Geometry], int]
 Stores = Sequence[tuple[Value, Strides]]
+TurnedStores = Callable[[Value, Strides], TurnedStore | None]
 _Key = tuple[Hashable, Hashable]
 
 
 class Estimate:
     """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
     `labels` its free axes in the order of the tile, `halved` the reductions that take no strides,
-    `turned` the loads that DMA transposes, `permuted` the values that lie in an order of their own;
+    `turned` the loads that DMA transposes, `permuted` the values that lie in an order of their own,
+    `turned_store` says how TensorE transposes a result for its store;
     `is_static` says that descriptors lie in HBM."""
 
     def __init__(
@@ -59,14 +62,15 @@ class Estimate:
         labels: Callable[[Value], Dims],
         halved: frozenset[Value],
         turned: frozenset[Value],
-        permuted: Collection[Value] = (),
+        permuted: Collection[Value],
+        turned_store: TurnedStores,
         *,
         is_static: bool,
     ) -> None:
         self._hw, self._geometry, self._labels = hw, geometry, labels
         self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
         self._costs = EngineCosts(hw, self._elements, permuted)
-        self._halved, self._turned = halved, turned
+        self._halved, self._turned, self._turned_store = halved, turned, turned_store
         constants = timing(hw)
         self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
         self._ops: list[Op] = []
@@ -86,8 +90,9 @@ class Estimate:
         if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and rows_loop:
             few = dataclasses.replace(geometry, rows=(rest,))
             self._left = Estimate(
-                hw, few, elements, labels, halved, turned, permuted, is_static=is_static
-            )
+                hw, few, elements, labels, halved, turned, permuted, turned_store,
+                is_static=is_static,
+            )  # fmt: skip
 
     # -- whole rows ------------------------------------------------------------------------------
 
@@ -298,8 +303,8 @@ class Estimate:
             return after
         return (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
 
-    def _chain(self, engine: str, size: int, after: Sequence[int]) -> int:
-        """An op of `size` cycles of work."""
+    def _chain(self, engine: str, size: int, after: Sequence[int], table: str = "exp") -> int:
+        """An op of `size` cycles of work; ScalarE needs a `table` for it, none where that is ""."""
         constants = timing(self._hw)
         if engine == TENSOR:
             cycles = max(size, constants.matmul_min_columns) * 1e9 / self._hw.pe_clock
@@ -309,7 +314,7 @@ class Estimate:
             clock = 1e9 / self._hw.scalar_clock
             interval = (size + constants.scalar_issue_cycles) * clock
             latency = (size + constants.scalar_latency_cycles) * clock
-            op = Op(engine, interval, latency, tuple(after), table="exp")
+            op = Op(engine, interval, latency, tuple(after), table=table)
         else:
             clock = 1e9 / self._hw.vector_clock
             op = Op(
@@ -372,16 +377,42 @@ class Estimate:
         constants = timing(self._hw)
         after: tuple[int, ...] = () if at is None else (at,)
         after += (self._beside[at],) if at in self._beside else ()
-        split = self._geometry.split(self._labels(value), strides)
-        if (waits or split is None) and value in self._stored:
+        turned = self._turned_store(value, strides)
+        split = self._geometry.split(self._labels(value), strides) if turned is None else ()
+        waits = waits or split is None or not (turned is None or turned.is_rectangle)
+        if turned is not None:
+            after = self._transposed(turned, value, after)
+        if waits and value in self._stored:
             after += (self._stored[value],)
         self._stored[value] = len(self._ops)
         costs = self._left if self._left is not None and self._is_left(tile) else self
         transfer = costs._transfer(value, strides)
         transfers = math.prod(map(self._geometry.count, split or ()))
+        if turned is not None:
+            transfer, transfers = self._transfer_of(turned, value), turned.blocks
         self._ops.append(
             Op(_STORES, transfers * self._issue, constants.dma_done_ns, after, transfer)
         )
+
+    def _transposed(
+        self, turned: TurnedStore, value: Value, after: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """What transposes a result and copies it out of PSUM."""
+        many = min(turned.transposes, turned.in_a_bank(value.dtype.itemsize))
+        columns = self._geometry.partitions * max(1, value.dtype.itemsize // 2)
+        copies: list[int] = []
+        for _ in range(turned.blocks):
+            for first in range(0, turned.transposes, many):
+                count = min(many, turned.transposes - first)
+                products = [self._chain(TENSOR, columns, after) for _ in range(count)]
+                size = count * self._geometry.partitions
+                copies.append(self._chain(turned.engine, size, products[-1:], table=""))
+        return tuple(copies[-1:])
+
+    def _transfer_of(self, turned: TurnedStore, value: Value) -> float:
+        """ns of the DMA engines for a transposed result."""
+        each = self._moved(turned.elements, turned.run, value.dtype.itemsize)
+        return turned.blocks * min(_PARTITIONS_PER_ENGINE, turned.rows) * each
 
     def _op(
         self, instruction: Instruction, loads: Mapping[Value, Strides], share: float = 1.0
@@ -454,12 +485,15 @@ class Estimate:
     def _transfer(self, value: Value, strides: Strides) -> float:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""
         run = self._geometry.run(self._labels(value), strides)
-        size = self._elements(value) * value.dtype.itemsize
-        full = size / (self._hw.dma_engine_rate / 1e9)
-        runs, constants = self._elements(value) / run, timing(self._hw)
+        each = self._moved(self._elements(value), run, value.dtype.itemsize)
+        return min(_PARTITIONS_PER_ENGINE, self._geometry.partitions) * each
+
+    def _moved(self, elements: int, run: int, itemsize: int) -> float:
+        """ns of a DMA engine for so many elements of a partition, in runs."""
+        full = elements * itemsize / (self._hw.dma_engine_rate / 1e9)
+        runs, constants = elements / run, timing(self._hw)
         full += runs * constants.dma_descriptor_extra_ns
-        least = runs * constants.dma_descriptor_ns
-        return min(_PARTITIONS_PER_ENGINE, self._geometry.partitions) * max(full, least)
+        return max(full, runs * constants.dma_descriptor_ns)
 
     def _is_strided(self, instruction: Instruction) -> bool:
         """Whether a reduction walks in steps, at half the rate."""

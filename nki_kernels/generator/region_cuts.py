@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator.cuts import (
     leads,
     runs_across,
 )
+from trnx.nki_kernels.generator.engines import SCALAR
 from trnx.nki_kernels.generator.geometry import (
     PARTITIONS,
     Axis,
@@ -186,21 +187,34 @@ class RegionCuts(LoweredSpace):
     def split(self, filled: float, *, in_steps: bool) -> Iterator[TiledRegion]:
         """The region with a part of another dimension on the partitions that one leaves empty, of
         which other cuts have `filled` that share (`split.py`). Tiles have whole rows; where that is
-        said they are also `in_steps` along a reduced dimension."""
+        said they are also `in_steps` along a reduced dimension, and with a part of a reduced one
+        beside another."""
         kept = {d: self.sizes[d] for d in self.order if d not in self.reduced}
-        ways = sorted(ways_to_split(kept, filled), key=self._seconds_of_way)
-        for partition, d, count in ways[:_MOST_SPLITS]:
+        for partition, cuts, lead in self._splits(ways_to_split(kept, filled)):
+            for free_size in _SPLIT_SIZES:
+                yield from cuts.led(partition, lead, free_size)
+            if in_steps:
+                yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
+        if in_steps:
+            across = {d: self.sizes[d] for d in self.order if d in self.reduced}
+            # What parts that overlap have in common would be added up twice.
+            ways = [way for way in ways_to_split(across, filled) if across[way[1]] % way[2] == 0]
+            for partition, cuts, lead in self._splits(ways):
+                yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
+
+    def _splits(
+        self, ways: Sequence[tuple[int, int, int]]
+    ) -> Iterator[tuple[int, RegionCuts, Axis]]:
+        """The best of the `ways` to split a dimension, each as the dimension on the partitions, the
+        space with the other one in parts, and the axis of these."""
+        for partition, d, count in sorted(ways, key=self._seconds_of_way)[:_MOST_SPLITS]:
             inner, step = equal_parts(self.sizes[d], count)
             lowered, strides, outer = split_dimension(self.lowered, self.strides, d, step)
             at = self.order.index(d)
             order = (*self.order[:at], outer, *self.order[at:])
             sizes = {**self.sizes, d: inner, outer: count}
             cuts = RegionCuts(lowered, order, sizes, strides, self.hw)
-            lead = Axis(outer, count, count)
-            for free_size in _SPLIT_SIZES:
-                yield from cuts.led(partition, lead, free_size)
-            if in_steps:
-                yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
+            yield partition, cuts, Axis(outer, count, count)
 
     def _seconds_of_way(self, way: tuple[int, int, int]) -> float:
         """How many times as long as with full partitions and long runs DMA takes, about."""
@@ -249,7 +263,10 @@ class RegionCuts(LoweredSpace):
                 assert geometry is not None
                 found += self.fitting(ways_of_rows(self.selected(geometry), self.hw, MOST_STAGES))
         loads = self.strides[0]
-        return [region for region in found if any(map(region.is_turned, loads))]
+        found = [region for region in found if any(map(region.is_turned, loads))]
+        if self.hw.generation > 2:  # ScalarE copies since trn2
+            found += [region.in_phases(copies_on=SCALAR) for region in found if region.turns_stores]
+        return found
 
     def _runs(self) -> list[int]:
         """Dimensions along which a tensor runs in memory, and tiles of other cuts do not."""

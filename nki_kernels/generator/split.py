@@ -117,4 +117,5 @@ def split_dimension(
 
     loads = {new[value]: cut(access) for value, access in strides[0].items()}
     results = tuple(map(cut, strides[1]))
-    return dataclasses.replace(lowered, outputs=outputs), (loads, results), outer
+    reduced = lowered.reduced | {outer} if label in lowered.reduced else lowered.reduced
+    return dataclasses.replace(lowered, outputs=outputs, reduced=reduced), (loads, results), outer

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from trnx.nki_kernels.generator.across import Across
-from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.engines import TENSOR, VECTOR
 from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.lower import Output
 from trnx.nki_kernels.generator.phase_stages import PhaseStages, cut_phase
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.turned_store import TurnedStore, turned_store
 from trnx.simulator.hardware import Hardware
 
 # Up to this step between elements a load takes all that lie between them: the bytes of a run cost
@@ -45,7 +46,8 @@ class TiledRegion:
     instruction; `halved` are the reductions that add halves of their rows, again and again.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
     Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage`
-    all tiles run a stage before any runs the next one, and stay in SBUF between them.
+    all tiles run a stage before any runs the next one, and stay in SBUF between them. What
+    TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`.
     """
 
     outputs: tuple[Output, ...]
@@ -61,6 +63,7 @@ class TiledRegion:
     phase_stages: int = 1
     by_stage: bool = False
     apart: bool = False
+    copies_on: str = VECTOR
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -77,8 +80,8 @@ class TiledRegion:
         return Across(self.instructions, results, self.geometry)
 
     def in_phases(self, **choices: Any) -> TiledRegion:
-        """The region with other choices about its phases (`keeps`, `phase_stages`, `apart`,
-        `by_stage`), which share what is known of the phases."""
+        """The region with other choices about how its tiles are run (`keeps`, `phase_stages`,
+        `apart`, `by_stage`, `copies_on`), which share what is known of the phases."""
         found = dataclasses.replace(self, **choices)
         found.__dict__["across"] = self.across
         return found
@@ -97,7 +100,7 @@ class TiledRegion:
         calls = tuple((i.call, i.engine, i.beside is not None) for i in self.instructions)
         order = tuple(self.layouts.values())
         stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.apart)
-        return (self.geometry, self.keeps, calls, order, stages)
+        return (self.geometry, self.keeps, calls, order, stages, self.copies_on)
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -130,7 +133,7 @@ class TiledRegion:
         turned = frozenset(filter(self.is_turned, self.load_strides))
         estimate = Estimate(
             hw, self.geometry, elements, self.labels, self.halved, turned, self.layouts,
-            is_static=self.is_static,
+            self.turned_store, is_static=self.is_static,
         )  # fmt: skip
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
@@ -148,15 +151,33 @@ class TiledRegion:
         """Whether the descriptors of its transfers are few, so that they lie in HBM before the run
         and no transfer waits until DGE has made its own, about 600 ns (nki-dge.rst)."""
         moved = [pair for pair in self.load_strides.items() if not self.is_turned(pair[0])]
-        moved += [
-            (self.held[output.value], strides)
-            for output, strides in zip(self.outputs, self.output_strides, strict=True)
-        ]
+        moved += self._stores
         runs = sum(
-            elements(value, self.geometry) // self.geometry.run(self.labels(value), strides)
-            for value, strides in moved
+            elements(value, self.geometry) / self._run(value, strides) for value, strides in moved
         )
         return runs * self.geometry.partitions * self.geometry.tiles <= _MOST_DESCRIPTORS
+
+    @property
+    def _stores(self) -> list[tuple[Value, Strides]]:
+        """What is stored, with its strides."""
+        pairs = zip(self.outputs, self.output_strides, strict=True)
+        return [(self.held[output.value], strides) for output, strides in pairs]
+
+    def _run(self, value: Value, strides: Strides) -> int:
+        """Elements that lie side by side in memory and in what DMA moves."""
+        turned = None if value.op == "load" else self.turned_store(value, strides)
+        return turned.run if turned else self.geometry.run(self.labels(value), strides)
+
+    def turned_store(self, value: Value, strides: Strides) -> TurnedStore | None:
+        """How TensorE transposes a result for its store, None where it does not."""
+        if value.dtype not in _FLOATS or value in self.layouts:
+            return None
+        return turned_store(self.geometry, self.labels(value), strides, self.copies_on)
+
+    @property
+    def turns_stores(self) -> bool:
+        """Whether TensorE transposes a result."""
+        return any(self.turned_store(value, strides) for value, strides in self._stores)
 
     def bytes_in_work(self) -> int:
         """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
@@ -190,6 +211,8 @@ class TiledRegion:
         live = peak = 0
         ends: dict[int, int] = {}
         written: set[Value] = set()
+        turned = [(v, store) for v, s in self._stores if (store := self.turned_store(v, s))]
+        live += sum(v.dtype.itemsize * store.blocks * store.elements for v, store in turned)
         for index, instruction in enumerate(self.instructions):
             for value in instruction.writes():
                 # Two instructions may write a tile, each a word of it.

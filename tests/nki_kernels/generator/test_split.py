@@ -70,10 +70,13 @@ def test_parts_that_overlap(
     cuts.check(made, overlapping(cuts.of(made)), **({} if function is largest else error))
 
 
-def test_softmax_over_a_middle_axis_fills_the_partitions(region: Build) -> None:
+def test_softmax_over_a_middle_axis_fills_the_partitions(region: Build, cuts: Cuts) -> None:
+    """With two parts of the last axis beside the 56 rows, or with that axis."""
     x = draw(56, 128, 121)
     made = region(softmax, x, x)
-    assert "(112, " in made.source()
+    every = cuts.of(made)
+    assert every[0].geometry.partitions >= 112
+    assert any(cut.geometry.partitions == 112 and cut.geometry.lead for cut in every)
 
 
 def test_the_fullest_ways_come_first() -> None:
@@ -128,3 +131,44 @@ def test_parts_beside_a_long_dimension(
     parts = {c.geometry: c for c in cuts.of(made) if c.geometry.lead and c.geometry.filled > 0.7}
     error = {"rtol": 2e-2, "atol": 1e-2} if dtype is BF16 else {"rtol": 1e-5, "atol": 1e-5}
     cuts.check(made, list(parts.values())[:4], **({} if function is largest else error))
+
+
+def beside_a_reduced_one(every: list[TiledRegion]) -> list[TiledRegion]:
+    """One way of each geometry with a part of a reduced dimension beside another on partitions."""
+    found: dict[Any, TiledRegion] = {}
+    for cut in every:
+        lead, (strides, *_) = cut.geometry.lead, cut.load_strides.values()
+        if cut.geometry.crosses and lead is not None and strides[lead.label] > 1:
+            found.setdefault((cut.geometry, cut.keeps), cut)
+    return list(found.values())
+
+
+def centred_over_both(x: Any, y: Any) -> Any:
+    return aten.sub.Tensor(x, aten.mean.dim(aten.mul.Tensor(x, y), [0, 2], True))
+
+
+def largest_over_both(x: Any, y: Any) -> Any:
+    return aten.amax.default(aten.mul.Tensor(x, y), [0, 2], True)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("function", [centred_over_both, largest_over_both])
+def test_parts_of_a_reduced_dimension(
+    region: Build, cuts: Cuts, function: Any, dtype: torch.dtype
+) -> None:
+    x, y = (draw(20, 3, 120, dtype=dtype) for _ in range(2))
+    x[1, 0, 3], x[19, 1, 119] = float("inf"), float("nan")
+    made = region(function, x, y + 1)
+    error = {"rtol": 2e-2, "atol": 1e-2} if dtype is BF16 else {"rtol": 1e-5, "atol": 1e-5}
+    every = beside_a_reduced_one(cuts.of(made))
+    assert any(cut.geometry.lead.block == 6 for cut in every)
+    exact = function is largest_over_both
+    cuts.check(made, every[:3], **({} if exact else error))
+
+
+def test_parts_of_a_reduced_dimension_do_not_overlap(region: Build, cuts: Cuts) -> None:
+    """What two parts have in common would be added up twice."""
+    made = region(lambda x: aten.sum.dim_IntList(x, [0, 2], True), draw(20, 3, 121))
+    leads = {cut.geometry.lead for cut in cuts.of(made) if cut.geometry.crosses}
+    sizes = {lead.size for lead in leads if lead is not None}
+    assert all(20 % n == 0 or 121 % n == 0 for n in sizes), sizes
