@@ -7,8 +7,18 @@ it. The order is that of a schedule with about the times of trn2 (`docs/timing.m
 engine by engine: of those instructions that are ready, the one for the earliest elements goes
 first, small ones before all others, since large ones of another engine wait for them.
 
-The sizes were searched for by the predicted times of 128x2048, 128x4096 and 128x1000, of 1024x4096,
-and of 64x32768.
+The sizes were searched for by the ends of these schedules, which are within 0.2 us of the predicted
+times of 128x2048 and 1024x4096, and by those times of 128x4096, 128x1000 and 64x32768.
+
+What bounds this on trn2, in ns for an element of each partition: ScalarE 2.5 (bound, lift, round),
+GpSimd 2.5 (what is left, and half an addition), VectorE 2.1 (two scans of halves, results); 7.1, so
+2.4 for each where all share evenly. Load and store are 2.7 of DMA, a plain scan in float32, whose
+errors are 29 to 58 times eager's (`scripts/bench/versus_aws.py --rows cumsum`), 1.04 of VectorE.
+1024x4096 has 32,768 such elements: 87 us of DMA, 77 of each engine and 8 of fixed times; with 3 us
+until the first elements can be used and 3 behind the last results it cannot end before 91 us, and
+ends at 100.4 (the plain scan: 88.8). 128x2048 has 2,048: 2.4 us until the first, 4.8 of each
+engine, 2.3 of fixed times, 2.3 behind the last: 11.8 if no engine ever waited for another, and each
+piece goes through six instructions one after the other; it ends at 13.4 (the plain scan: 11.1).
 """
 
 from __future__ import annotations
@@ -48,25 +58,33 @@ class _Way(NamedTuple):
     hurry: float
 
 
-# Few positions, of which the ends count; short rows; and long ones, whose chunks are short, since
-# the roundings of what is left grow with what two chunks leave.
+# Few positions, of which the ends count, in two ways; short rows; and long ones, whose chunks are
+# short, since the roundings of what is left grow with what two chunks leave.
 _FEW, _SHORT_ROW = 4096, 4096
-_SHORT = _Way(
-    ((384,), (704,)), (512, 576, 512, 512), (576, 448),
-    ((2, 4, 0, 4, 4), (13, 6), 0), ((32,), (10,), 8), 0, 4096, 10240, 0.5,
+_SHORT = (
+    _Way(
+        ((384,), (704,)), (512, 576, 512, 512), (576, 448),
+        ((2, 4, 0, 4, 4), (13, 6), 0), ((32,), (10,), 8), 0, 4096, 10240, 0.5,
+    ),
+    _Way(
+        ((480,), (640,)), (1472, 128, 128, 928, 128), (544, 512, 448),
+        ((3, 13, 27, 4, 1, 5), (13, 2, 0, 7, 29, 32), 29),
+        ((17, 1, 10, 18, 24, 2, 18), (1, 5, 32, 32, 14, 14), 20), 0, 15616, 11264, 1.0,
+    ),
 )  # fmt: skip
 _MIDDLE = _Way(
     ((512,), (576,), (1024,)), (1408, 1536, 1152), (768, 1344, 1088, 832, 512, 512),
-    ((10, 16, 10), (0,), 6), ((24, 16), (), 0), 0, 3072, 13312, 0.9,
+    ((10, 16, 10), (0, 8), 6), ((27, 2, 16, 10), (), 0), 0, 3840, 13312, 0.7,
 )  # fmt: skip
 _LONG = _Way(
     ((128,), (512,), (512,), (1024,)), (1024,), (1088, 384, 256), ((10, 8, 8, 4, 16), (2,), 2),
     ((20, 13, 32), (), 0), 1, 1024, 13312, 0.9,
 )  # fmt: skip
 # Nanoseconds of trn2: per element and per instruction, and until results can be seen.
-_VECTOR, _SCALAR, _GPSIMD = (1.04, 76.0, 107.0), (0.83, 53.0, 270.0), (1.67, 125.0, 30.0)
+_VECTOR, _SCALAR, _GPSIMD = (1.0417, 76.0, 107.0), (0.8333, 53.3, 246.0), (1.6667, 125.0, 79.0)
 _LATER = 512  # elements by which GpSimd prefers what VectorE needs to finish
-_TRIGGER, _TRANSFER, _START_OF_TRANSFER, _END_OF_TRANSFER = 600.0, 1.33, 1000.0, 330.0
+_TRIGGER, _TRANSFER, _START_OF_TRANSFER, _END_OF_TRANSFER = 600.0, 1.33, 1000.0, 705.0
+_RESULT = 64  # elements that take as long as ScalarE's accumulator is read out
 
 
 class Chunk(NamedTuple):
@@ -113,12 +131,18 @@ def moves(chunk: Chunk) -> bool:
 
 @cache
 def plan_of(length: int, tiles: int) -> Plan:
-    """For rows of `length`, one a partition."""
+    """For rows of `length`, one a partition, cut in the way whose schedule ends first."""
+    ways: tuple[_Way, ...] = (_LONG,) if length > _SHORT_ROW else (_MIDDLE,)
+    if length * tiles <= _FEW:
+        ways = _SHORT
+    plans = [_plan(length, tiles, way) for way in ways]
+    return min(plans, key=lambda plan: plan[0])[1]
+
+
+def _plan(length: int, tiles: int, way: _Way) -> tuple[float, Plan]:
+    """And the ns that it takes."""
     chunks: list[Chunk] = []
     pieces: list[Piece] = []
-    way = _LONG if length > _SHORT_ROW else _MIDDLE
-    if length * tiles <= _FEW:
-        way = _SHORT
     for tile in range(tiles):
         ends: dict[int, int] = {}
         first = 0
@@ -135,7 +159,8 @@ def plan_of(length: int, tiles: int) -> Plan:
             chunks.append(Chunk(*numbers, *before))
             first += sum(cut)
     shared = _shared(pieces, way)
-    return Plan(tiles, tuple(chunks), shared, tuple(_Order(chunks, shared, way).found()))
+    end, order = _Order(chunks, shared, way).found()
+    return end, Plan(tiles, tuple(chunks), shared, tuple(order))
 
 
 def _cuts(length: int, is_first: bool, is_last: bool, way: _Way) -> list[list[int]]:
@@ -238,7 +263,8 @@ class _Order:
         moved = count * _TRANSFER
         self._steps[LOAD, i] = _Step("load", _TRIGGER, moved, room, place)
         bound = [(LOAD, i), (BOUND, i - 1) if i else None]
-        self._add((BOUND, i), _SCALAR, count, bound, ahead)
+        total = _RESULT if i == chunk.last_piece else 0
+        self._add((BOUND, i), _SCALAR, count + total, bound, ahead)
         if i == chunk.last_piece:
             self._add_unit(c)
         if piece.first == 0:
@@ -300,8 +326,8 @@ class _Order:
         self._add((START, c), _VECTOR, 1, [(SUM, last), unit, moved], _SMALL)
         self._add((START_LEFT, c), _VECTOR, 1, [(START, c), (SUM_LEFT, last)], _SMALL)
 
-    def found(self) -> list[tuple[int, int]]:
-        """By start."""
+    def found(self) -> tuple[float, list[tuple[int, int]]]:
+        """The ns until the last store ends, and the instructions by start."""
         steps = self._steps
         waits = {name: len(step.needs) for name, step in steps.items()}
         follows: dict[tuple[int, int], list[tuple[int, int]]] = {name: [] for name in steps}
@@ -333,7 +359,7 @@ class _Order:
                 seen[other] = max(seen[other], end)
                 if waits[other] == 0:
                     ready[steps[other].engine].append(other)
-        return order
+        return transfers + _END_OF_TRANSFER, order
 
     def _next(
         self, names: Sequence[tuple[int, int]], free: float, seen: dict[tuple[int, int], float]

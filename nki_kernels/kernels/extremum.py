@@ -2,14 +2,16 @@
 
 `max` and `min` with indices, `argmax` and `argmin`.
 
-Of equal elements the first counts, and the first NaN before any number, as in eager. A line has at
-most 16,384 elements (what one search instruction takes), without a `dim` the whole tensor. float32,
-bfloat16, float16.
+Of equal elements the first counts, and the first NaN before any number, as in eager. Without a
+`dim` the whole tensor is one line. Lines whose elements are neighbours are searched in parts
+(`_extremum_rows.py`), short ones and others at once: these have at most 16,384 elements (what one
+search instruction takes). float32, bfloat16, float16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import nki
@@ -19,6 +21,12 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._extremum_rows import (
+    LONGEST,
+    SHORTEST,
+    extremum_rows_kernel,
+    search_with_nan,
+)
 from trnx.nki_kernels.kernels._lines import Lines, lines_of, reject_lines
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -26,9 +34,7 @@ from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
 aten = torch.ops.aten
-_INF = float("inf")
 _LONGEST = 16384
-_SHORTEST = 8  # of a search
 _RUN = 64  # lines whose results are stored together
 
 
@@ -58,8 +64,6 @@ def extremum_kernel(
             size = (1,)
         values = nl.ndarray(size, dtype=x.dtype, buffer=nl.shared_hbm)
         flat_values = values.reshape((loops[0] * count, 1))
-    ones = nl.ndarray((nl.tile_size.pmax, 8), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
     first_line, end_line = share_of(count, cores)
     for group in range(loops[0]):
         done = first_line
@@ -81,7 +85,7 @@ def extremum_kernel(
                     nisa.dma_transpose(dst=tile, src=across, axes=(1, 0))
                 else:
                     nisa.dma_copy(dst=tile, src=x.ap(pattern=[rows, columns], offset=offset))
-                _search(tile, best[:, i : i + 1], found[:, i, 0:1], ones, largest)
+                search_with_nan(tile, best[:, i : i + 1], found[:, i, 0:1], largest)
             first = group * count + done
             places = flat_indices[first : first + partitions * run]
             if turns:
@@ -100,34 +104,6 @@ def extremum_kernel(
     if gives_values:
         return values, indices
     return indices
-
-
-def _search(
-    tile: nl.NkiTensor, best: nl.NkiTensor, place: nl.NkiTensor, ones: nl.NkiTensor, largest: bool
-) -> None:
-    """The extremum of each partition, NaN if there is one, and the first place that has it."""
-    partitions, size = tile.shape
-    extremum = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    op = nl.minimum
-    if largest:
-        op = nl.maximum
-    nisa.tensor_reduce(dst=extremum, op=op, data=tile, axis=1)
-    nisa.tensor_copy(dst=best, src=extremum)
-    width = max(size, _SHORTEST)
-    match = nl.ndarray((partitions, width), dtype=nl.bfloat16, buffer=nl.sbuf)
-    if width > size:
-        nisa.memset(dst=match, value=0.0)
-    here = match[:, 0:size]
-    # 1 for NaN, which is the one value that is not at least -inf.
-    nisa.tensor_scalar(
-        dst=here, data=tile, op0=nl.greater_equal, operand0=-_INF, op1=nl.equal, operand1=0.0
-    )
-    nisa.scalar_tensor_tensor(
-        dst=here, data=tile, op0=nl.equal, operand0=extremum, op1=nl.maximum, operand1=here
-    )
-    eight = nl.ndarray((partitions, 8), dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.nc_find_index8(dst=eight, data=match, vals=ones[0:partitions, :])
-    nisa.tensor_copy(dst=place, src=eight[:, 0:1])
 
 
 def reference(
@@ -152,7 +128,13 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return reject
     if b.x.numel == 0 or b.x.ndim == 0:
         return Reject(f"x{b.x.shape} has no dimensions or no elements")
-    return reject_lines(_lines(b), _LONGEST, "a search")
+    lines = _lines(b)
+    return reject_lines(lines, LONGEST if _are_rows(lines) else _LONGEST, "a search")
+
+
+def _are_rows(lines: Lines) -> bool:
+    """Whether elements of a line are neighbours in memory."""
+    return lines[2][1] == 1 and lines[2][0] >= SHORTEST
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
@@ -165,6 +147,9 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     else:
         del shape[b.dim]
     lines = _lines(b)
+    if _are_rows(lines):
+        sizes = (lines[1][0], lines[2][0], tuple(shape), b.largest, b.gives_values)
+        return replace(Launch.of(extremum_rows_kernel, b, ("x",), *sizes), unknown_trips=0)
     turns = hw.generation >= 3 and lines[1][1] == 1 and lines[2][1] > 1 and lines[1][0] > 1
     constants = (*lines, tuple(shape), b.largest, b.gives_values, turns)
     return Launch.of(extremum_kernel, b, ("x",), *constants)

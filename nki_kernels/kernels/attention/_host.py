@@ -16,8 +16,9 @@ from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
 
 _MASK_DTYPES = (torch.bool, *FLOAT_DTYPES)
-# The kernels of long attention are for at least so many queries and keys.
-_LONG = 512
+# The kernels of long attention are for at least so many queries and keys; `direct_kernel`, where
+# there is no mask, for fewer.
+_LONG, _DIRECT = 512, 256
 _WIDEST = 256  # two cuts of the contraction, and a half of a PSUM bank
 # Scaled by no less than this, what stands for the score of a hidden key has no weight.
 LEAST_SCALE = 1.0e-30
@@ -47,22 +48,22 @@ def _masks_keys(b: Bindings) -> bool:
     return bool(mask.dtype == torch.bool and shared and sizes[3] == b.k.shape[2])
 
 
-def is_long(b: Bindings, hw: Hardware) -> bool:
+def is_long(b: Bindings, hw: Hardware, least: int = _LONG) -> bool:
     """Whether the kernels of long attention take these operands, where they fit SBUF: whole blocks
-    of 128 queries and keys of 2 bytes, with a mask of keys at most."""
+    of 128 queries and keys of 2 bytes, at least `least`, with a mask of keys at most."""
     if b.dropout_mask is not None or not _masks_keys(b):
         return False
     if hw.generation < 3 or b.q.dtype.itemsize != 2:
         return False
     length, depth = b.q.shape[2], b.k.shape[2]
-    return bool(length % 128 == 0 and depth % 128 == 0 and min(length, depth) >= _LONG)
+    return bool(length % 128 == 0 and depth % 128 == 0 and min(length, depth) >= least)
 
 
 def is_direct(b: Bindings, hw: Hardware) -> bool:
     """Whether long attention may weigh the scores as they are: weights that have the range of
     float32, and a scale that keeps those of hidden keys from any."""
     plain = b.attn_mask is None and b.window == 0 and b.q.dtype == torch.bfloat16
-    return bool(plain and is_long(b, hw) and b.scale >= LEAST_SCALE)
+    return bool(plain and is_long(b, hw, _DIRECT) and b.scale >= LEAST_SCALE)
 
 
 def _broadcasts(mask: TensorSpec, target: tuple[int, ...]) -> bool:

@@ -39,11 +39,17 @@ def key_span(block: int, depth: int, causal: bool, window: int) -> tuple[int, in
 
 
 def load_turned(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:
-    """`x[rows, width]` of 2-byte elements as `[width / cuts, cuts, rows]`."""
+    """`x[rows, width]` of 2-byte elements as `[width / cuts, cuts, rows]`, as which it may lie in
+    memory."""
     width = x.shape[1] // cuts
     tile = nl.ndarray((width, cuts, x.shape[0]), dtype=x.dtype, buffer=nl.sbuf)
+    is_turned = x.strides[0] == 1 and x.strides[1] != 1
     for cut in range(cuts):
-        nisa.dma_transpose(dst=tile[:, cut, :], src=x[:, cut * width : (cut + 1) * width])
+        columns = x[:, cut * width : (cut + 1) * width]
+        if is_turned:
+            nisa.dma_copy(dst=tile[:, cut, :], src=columns.permute((1, 0)))
+        else:
+            nisa.dma_transpose(dst=tile[:, cut, :], src=columns)
     return tile
 
 

@@ -56,12 +56,42 @@ def test_one_result_of_two() -> None:
     check(lambda x: x.min(1).values * 2, torch.randn(7, 30))
 
 
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize(
+    ("rows", "size", "dtype"),
+    [
+        (1, 50257, torch.float32),  # segments that overlap
+        (3, 20001, torch.bfloat16),
+        (7, 5000, torch.float32),
+        (70, 3001, torch.float32),  # several parts in one segment
+        (130, 700, torch.float16),
+        (520, 100, torch.float32),  # several rows in a partition
+    ],
+)
+def test_long_rows(rows: int, size: int, dtype: torch.dtype, lnc: int) -> None:
+    """Ties and NaN within, across and between parts and segments; rows of one value."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(rows, size, generator=generator).to(dtype)
+    x[:, -1] = x[:, size // 2] = x[:, size // 3] = 9.0
+    options = {**ALL_ON_NKI, "lnc": lnc}
+    compiled = torch.compile(lambda x: (x.max(1), x.argmin(1)), backend="trnx", options=options)
+    for special in (None, -INF, INF, NAN):
+        if special is not None:
+            x[0], x[-1, size // 2 :: 3] = special, special
+            x[rows // 2, -2:] = special
+        (values, indices), least = compiled(x)
+        expected = x.max(1)
+        assert torch.equal(values.nan_to_num(77.0), expected.values.nan_to_num(77.0))
+        assert torch.equal(indices, expected.indices)
+        assert torch.equal(least, x.argmin(1))
+
+
 @pytest.mark.parametrize(
     ("x", "dim", "reason"),
     [
         (torch.zeros(3, 4, dtype=torch.float64), 1, "float64"),
         (torch.zeros(3, 4, dtype=torch.int32), 1, "int32"),
-        (torch.zeros(3, 20000), 1, "20000"),
+        (torch.zeros(20000, 3), 0, "20000"),
         (torch.zeros(300, 4, 2), 1, "300 groups"),
         (torch.zeros(0, 4), 1, "no elements"),
     ],

@@ -64,6 +64,9 @@ def assert_right(forward: Any, values: dict[str, Any], results: Results) -> None
         ({"causal": True}, "trn2", True),
         ({"causal": True, "window": 100}, "trn2", False),
         ({"length": 513}, "trn2", False),
+        ({"length": 256, "depth": 256}, "trn2", True),
+        ({"length": 256, "depth": 256, "mask": "keys"}, "trn2", False),
+        ({"length": 128}, "trn2", False),
         ({"depth": 32768}, "trn2", False),
     ],
 )
@@ -96,6 +99,27 @@ def test_scores_in_range_are_not_repaired(forward: Any, shift: float, causal: bo
     results = forward.run(values)
     assert_right(forward, values, results)
     assert not is_repaired(forward, values, results)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("length", "depth"), [(256, 256), (256, 640), (384, 256)])
+def test_few_queries_or_keys_in_and_out_of_range(
+    forward: Any, length: int, depth: int, causal: bool
+) -> None:
+    values = inputs(length, depth, 64, causal=causal)
+    assert forward.kernel(values) == "direct_kernel"
+    assert_right(forward, values, forward.run(values))
+    values["q"][0, 1, -1] *= 1e5
+    assert_right(forward, values, forward.run(values))
+
+
+@pytest.mark.parametrize(("length", "width"), [(256, 128), (640, 256)])
+def test_keys_that_lie_transposed_are_copied(forward: Any, length: int, width: int) -> None:
+    values = inputs(length, length, width)
+    results = forward.run(values)
+    stored = values["k"].transpose(2, 3).contiguous().transpose(2, 3)
+    for own, other in zip(forward.run(values | {"k": stored}), results, strict=True):
+        assert torch.equal(own, other)
 
 
 @pytest.mark.parametrize("causal", [True, False])
