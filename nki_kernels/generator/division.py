@@ -59,8 +59,6 @@ def divide(b: Builder, x: Operand, y: Operand) -> Value:
     x, y = b.to_float(x), b.to_float(y)
     if not b.rounds_quotients:
         return b.mul(x, b.reciprocal(y) if isinstance(y, Value) else 1.0 / y)
-    if b.out is torch.bfloat16 and _is_bfloat16(x) and _is_bfloat16(y):
-        return _bfloat16_quotient(b, x, y)
     if not isinstance(y, Value):
         assert isinstance(x, Value)
         if x.dtype is b.out and b.out in (torch.bfloat16, torch.float16):
@@ -70,6 +68,8 @@ def divide(b: Builder, x: Operand, y: Operand) -> Value:
         if 1.0 / _POWER <= abs(y) <= _POWER:
             return _by_number(b, x, y)
         return _by_few(b, x, b.constant(y, torch.float32, frozenset()))
+    if b.out is torch.bfloat16 and _is_bfloat16(x) and y.dtype is torch.bfloat16:
+        return _bfloat16_quotient(b, x, y)
     if isinstance(x, Value) and y.axes < x.axes:
         return _by_few(b, x, y)
     return _by_many(b, x, y)
@@ -114,7 +114,7 @@ def _is_bfloat16(x: Operand) -> bool:
     return rounded == x and abs(x) >= 2.0**-126
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _half_factor(dtype: torch.dtype, divisor: float) -> float | None:
     """What gives, multiplied with any number of `dtype`, its quotient by `divisor`: the float32
     nearest to the reciprocal or one next to it, None where all three round some product to
@@ -137,14 +137,12 @@ def _tried_factor(dtype: torch.dtype, divisor: float) -> float | None:
     return None
 
 
-def _bfloat16_quotient(b: Builder, x: Operand, y: Operand) -> Value:
+def _bfloat16_quotient(b: Builder, x: Operand, y: Value) -> Value:
     """x times half a power of two times twice the reciprocal of y times it, in [1, 2) but for
     zeros, infinities, NaN and denormal numbers, which stay what they are. A quarter of x is exact.
     By a root, which neither is so large that its reciprocal is no normal number nor so small that
     it overflows, both factors are one: powers of two change no other bit of a product.
     """
-    if not isinstance(y, Value):
-        return b.mul(x, 1.0 / y)
     unit: Operand = b.bits(y, _EXPONENT, _EXPONENT)
     unit = b.minimum(b.maximum(unit, 2.0**-126), 2.0**127)
     mantissa = b.mul(b.mul(y, 0.5), unit)
