@@ -59,9 +59,9 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
     if not names.is_nki:
         return Migration(text, text, ())
     notes = _notes(source.tree, grids)
-    functions = _functions(source.tree)
-    passed = PassedLists(functions, names)
-    for function in functions:
+    kernels = _functions(source.tree)
+    passed = PassedLists(kernels, names)
+    for function in kernels:
         if names.is_old or _uses_old(function, names):
             KernelRewriter(source, names, notes, passed).run(function)
         _imports(function, names)
