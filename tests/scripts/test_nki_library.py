@@ -291,9 +291,9 @@ def test_a_run_goes_on_where_it_was_ended(checkout: Path, tmp_path: Path) -> Non
     assert "| test/integration/nkilib | 1 | 1 | 0 | 0 | 0 | 1 | 0 |" in text
     assert "* failed: `test_small.py::test_wrong` (seed 0): AssertionError" in text
     other = "## trn3\n\n7 cases.\n"
-    assert (
-        page(newest(folder), f"# Cases\n\n## trn2\n\n9 cases.\n\n{other}") == f"{text}\n\n{other}"
-    )
+    both = page(newest(folder), f"# Cases\n\n## trn2\n\n9 cases.\n\n{other}")
+    assert both.startswith(text)
+    assert both.removeprefix(text).strip() == other.strip()
 
 
 @pytest.mark.usefixtures("scripts")
