@@ -17,7 +17,8 @@ from trnx.backend.model_profile import ModelProfile, RegionTime, model_profile
 from trnx.backend.report import Reports, collect_reports
 from trnx.simulator.frontend.run_script import run_script
 from trnx.simulator.hardware import hardware
-from trnx.simulator.program.program import Program, observing_runs
+from trnx.simulator.program.program import Program
+from trnx.simulator.program.run_observers import observing_runs
 from trnx.simulator.timing.profile import Profile, profile_program
 
 _TARGET = "TRNX_TARGET"

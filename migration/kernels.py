@@ -11,6 +11,7 @@ from trnx.migration.clearing import Clearing
 from trnx.migration.expressions import Expressions
 from trnx.migration.loop_reductions import LoopReductions, is_loop_reduce
 from trnx.migration.names import Names
+from trnx.migration.passed_lists import HBM, PassedLists
 from trnx.migration.results import PARAMETERS, RESULTS, Result, bound
 from trnx.migration.source import DELETED, Source
 from trnx.migration.subscripts import bounded_tile
@@ -26,14 +27,20 @@ _OF_PRODUCTS = (
     "is_stationary_onezero", "is_moving_onezero", "is_transpose", "tile_position", "tile_size",
     "perf_mode",
 )  # fmt: skip
-_HBM = ("shared_hbm", "private_hbm", "hbm")
 
 
 class KernelRewriter:
     """Rewrites one function and what is nested in it."""
 
-    def __init__(self, source: Source, names: Names, notes: dict[ast.stmt, list[str]]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        names: Names,
+        notes: dict[ast.stmt, list[str]],
+        passed: PassedLists,
+    ) -> None:
         self._source = source
+        self._passed = passed
         self._names = names
         self._notes = notes
         self._expressions = Expressions(source, names)
@@ -53,6 +60,8 @@ class KernelRewriter:
         self._uses = Uses(nodes)
         self._clearing = Clearing(nodes, self._names, self._expressions)
         self._expressions.is_host = self._is_host(function)
+        for name, blocks in self._passed.parameters(function).items():
+            self._expressions.tiles[name] = Tile(blocks)
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 self._returned |= {
@@ -215,6 +224,8 @@ class KernelRewriter:
             self._place_result(target.id, value)
         if isinstance(value, ast.Call) and self._names.language(value.func) in _ALLOCATIONS:
             expressions.tiles[target.id] = before or Tile()
+        elif blocks := self._passed.of_result(value):
+            expressions.tiles[target.id] = Tile(blocks)
         elif is_tile:
             is_view = isinstance(value, ast.Subscript)
             blocks = 0
@@ -335,9 +346,7 @@ class KernelRewriter:
         """`tiles[i] = value` wrote into a tile of one dtype; of a list it would replace the tile.
         What a function of nki.language makes is nobody else's, so that its dtype is enough.
         """
-        tile = self._expressions.tiles.get(ast.unparse(target.value), Tile())
-        parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-        if not tile.blocks or tile.blocks != len(parts):
+        if not self._is_block(target):
             return
         place, text = self._source.render(target), self._source.render(value)
         called = ast.parse(text.strip(), mode="eval").body
@@ -367,7 +376,15 @@ class KernelRewriter:
         if isinstance(target.slice, ast.Constant) and target.slice.value is ...:
             return bounded_tile(self._source.render(target.value), expressions.bounds)
         expressions.visit(target)
-        return self._source.render(target)
+        text = self._source.render(target)
+        # A whole tile of a list.
+        return bounded_tile(text, expressions.bounds) if self._is_block(target) else text
+
+    def _is_block(self, target: ast.Subscript) -> bool:
+        """True for `tiles[i]` of a list of tiles."""
+        tile = self._expressions.tiles.get(ast.unparse(target.value), Tile())
+        parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        return 0 < tile.blocks == len(parts)
 
     def _augmented(self, statement: ast.AugAssign) -> list[str] | None:
         """`x += y` on tiles; products accumulate in PSUM."""
@@ -481,13 +498,13 @@ class KernelRewriter:
         memory = buffer.attr if isinstance(buffer, ast.Attribute) else ""
         memory = (buffer is not None and placement(self._names, buffer)) or memory
         self._place_result(name, call)
-        expressions.tiles[name] = Tile(is_psum=memory == "psum", is_hbm=memory in _HBM)
+        expressions.tiles[name] = Tile(is_psum=memory == "psum", is_hbm=memory in HBM)
         sizes, place, has_place = self._sizes(shape)
         gone = self._gone(name, call, sizes, place)
         if not has_place:
             return [f"{name} = {without(self._source, call, *gone)}"] if gone else None
         assert shape is not None
-        if memory in _HBM or place == 0:
+        if memory in HBM or place == 0:
             self._source.replace(shape, f"({', '.join(sizes)})")
             return [f"{name} = {without(self._source, call, *gone)}"] if gone else None
         self._source.replace(shape, f"({', '.join(sizes[place:])})")
@@ -499,7 +516,7 @@ class KernelRewriter:
         for keyword in call.keywords:
             buffer = keyword.value
             memory = buffer.attr if isinstance(buffer, ast.Attribute) else ""
-            if keyword.arg == "buffer" and memory in _HBM[1:] and name in self._returned:
+            if keyword.arg == "buffer" and memory in HBM[1:] and name in self._returned:
                 self._source.replace(buffer, self._expressions.nl("shared_hbm"))
 
     def _sizes(self, shape: ast.expr | None) -> tuple[list[str], int, bool]:

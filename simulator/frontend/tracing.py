@@ -38,7 +38,8 @@ from trnx.simulator.multicore.cores import Core
 from trnx.simulator.multicore.ranks import SINGLE, Rank
 from trnx.simulator.older_dialects import GUIDE
 from trnx.simulator.precision import FullPrecision
-from trnx.simulator.program.program import Output, Program, has_run
+from trnx.simulator.program.program import Output, Program
+from trnx.simulator.program.run_observers import has_run
 from trnx.simulator.program.skipped_rows import SKIPPED
 
 

@@ -7,6 +7,8 @@ lost it (`untyped_storage().resize_(0)`), and of some it holds other numbers tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from trnx.simulator.errors import TrnxError
@@ -52,6 +54,19 @@ def unreadable(tensor: torch.Tensor) -> str | None:
 def span_bytes(tensor: torch.Tensor) -> int:
     """Bytes from the first element of a strided tensor to the end of the farthest; it has one."""
     return (last_element(tuple(tensor.shape), tensor.stride()) + 1) * tensor.element_size()
+
+
+def are_apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether no output has memory of an input or of another output in it."""
+    spans = [
+        sorted((one.data_ptr(), one.data_ptr() + span_bytes(one)) for one in tensors if one.numel())
+        for tensors in (inputs, outputs)
+    ]
+    return all(
+        end <= other[0] or other[1] <= begin
+        for at, (begin, end) in enumerate(spans[1])
+        for other in (*spans[0], *spans[1][:at])
+    )
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

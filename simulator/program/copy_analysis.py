@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trnx.simulator.program.equal_products import are_equal
 from trnx.simulator.program.regions import Region, is_gapless
 from trnx.simulator.program.step_effects import Effects
 
@@ -81,9 +82,12 @@ class Read:
 
 @dataclass(eq=False, slots=True)
 class CopyAnalysis:
-    """What reads what. `inputs` is how many of the slots a caller fills."""
+    """What reads what. `inputs` is how many of the slots a caller fills. Where it `keeps_bits`,
+    products read factors elsewhere only if their sums round alike there.
+    """
 
     inputs: int
+    keeps_bits: bool = False
     # Parts of what each step copies.
     copies: dict[int, list[Copy]] = field(default_factory=dict)
     reads: list[list[Read]] = field(default_factory=list)
@@ -107,6 +111,8 @@ class CopyAnalysis:
                 self._redirect_factor(read, effects.reads[at], effects.writes)
             else:
                 self._redirect(read, effects)
+        if effects.factors and self.keeps_bits:
+            _keep_bits(effects, reads)
         self.reads.append(reads)
         # What came from where it goes is lost.
         parts = [] if effects.move is None else self._parts(number, *effects.move)
@@ -230,8 +236,21 @@ class CopyAnalysis:
         copy = Copy(number, origin, target, by)
         if by is not None:
             copy.before = self._reaching(origin)
+        if by is not None and not self.keeps_bits:
             copy.home = Region(NOWHERE, origin.dtype, target.shape, _dense_strides(origin), 0)
         return copy
+
+
+def _keep_bits(effects: Effects, reads: Sequence[Read]) -> None:
+    """Leave the factors of a product where they were recorded, if it would give other bits."""
+    moved = [read for read in reads if read.is_redirected]
+    places = {read.argument: read.origin for read in moved if read.origin is not None}
+    if not places or are_equal(effects, places):
+        return
+    for read in moved:
+        read.is_redirected, read.before = False, []
+        if read.copy is not None:
+            read.copy.read_elements -= effects.reads[read.argument].numel
 
 
 def _dense_strides(origin: Region) -> tuple[int, ...]:

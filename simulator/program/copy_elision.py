@@ -97,9 +97,13 @@ def _needed(parts: Sequence[Copy] | None, reads: Sequence[Read]) -> Iterator[Cop
         yield from read.before if read.is_redirected and not is_moved else read.copies
 
 
-def elide_copies(steps: Sequence[Step], reader: EffectReader, inputs: int) -> Sequence[Step]:
-    """The steps without needless copies. The first `inputs` slots are those of the arguments."""
-    analysis = CopyAnalysis(inputs)
+def elide_copies(
+    steps: Sequence[Step], reader: EffectReader, inputs: int, keeps_bits: bool = False
+) -> Sequence[Step]:
+    """The steps without needless copies. The first `inputs` slots are those of the arguments. Where
+    it `keeps_bits`, sums round as recorded, and no copy is moved.
+    """
+    analysis = CopyAnalysis(inputs, keeps_bits)
     for number, step in enumerate(steps):
         analysis.add(number, reader.effects(step))
     dropped = _dropped(analysis)

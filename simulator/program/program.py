@@ -7,10 +7,8 @@ do not keep that memory: between runs they point at what may be gone, and nobody
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,13 +18,14 @@ import torch
 
 from trnx.simulator.errors import TrnxError
 from trnx.simulator.fork_locks import fork_lock
-from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
+from trnx.simulator.memory.host_memory import are_apart, is_plain, plain, unreadable
 from trnx.simulator.memory.storage import Slot, Step, poison
 from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.precision import FullPrecision, is_full
 from trnx.simulator.program.dead_steps import drop_dead_steps
 from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.program.proof import Claim, is_proven
+from trnx.simulator.program.repetition import Repetition
 from trnx.simulator.program.replicas import on_other_slots
 from trnx.simulator.program.shortening import shorten
 from trnx.simulator.program.step_effects import EffectReader
@@ -120,6 +119,7 @@ class Program:
         self.last_user: object = None
         self._has_products = totals.matmul_flops > 0
         self._is_shortened = False
+        self._repetition = Repetition()
         # By the results that nobody reads: what leaves out their steps.
         self._fewer: WeakValueDictionary[frozenset[int], Program] = WeakValueDictionary()
         self._fresh = _fresh_results(results)
@@ -174,14 +174,20 @@ class Program:
         for output in outputs or ():
             if reason := unreadable(output):
                 raise BindingError(f"the output cannot be written: {reason}")
-        return self.replay(readable, outputs)
+        return self.replay(readable, outputs, self._steps_for(readable, outputs or ()))
 
     def replay(
-        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] | None = None,
+        steps: Sequence[Step] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """`run` for who knows that the memory of every tensor holds its values (`host_memory`)."""
+        """`run` for who knows that the memory of every tensor holds its values (`host_memory`).
+        `steps` are others than those of the Program that do the same.
+        """
         if self.is_part:
             raise BindingError(f"{self.name} is one rank's part; run the RankProgram")
+        steps = self._steps if steps is None else steps
         with self._turn._lock:
             # Not `bind`: under Dynamo every Python call of a small kernel counts. `_held` keeps
             # the memory of copies until the steps have ended.
@@ -190,12 +196,22 @@ class Program:
             # Products alone depend on the process's setting.
             if self._has_products and not is_full():
                 with FullPrecision():
-                    for step in self._steps:
+                    for step in steps:
                         step()
             else:
-                for step in self._steps:
+                for step in steps:
                     step()
         return _delivered(results, outputs)
+
+    def _steps_for(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> Sequence[Step]:
+        """What a run executes: once it repeats, fewer steps that give the same bits."""
+        with self._turn._lock:
+            if self.is_part or self._has_loops or self._is_shortened:
+                return self._steps
+            fewer = self._repetition.steps(self._steps, self.slots, len(self._slots), self.blank)
+        return fewer if are_apart(inputs, outputs) else self._steps
 
     def bind(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor] | None) -> Bound:
         """Point the steps at the tensors of a run. For who runs the steps, and keeps what is
@@ -233,6 +249,7 @@ class Program:
             if self.is_part or self._has_loops or self._is_shortened:
                 return
             self._is_shortened = True
+            self._repetition = Repetition()
             if claim is not None and self._is_proven(claim):
                 self.proven = claim.key
                 return
@@ -433,25 +450,3 @@ def _fresh_results(results: tuple[Output, ...]) -> list[tuple[Slot, tuple[Tensor
         if known is None or (is_whole and known[1][1] < 0):
             found[id(result.slot)] = (result.slot, (result.whole, i if is_whole else -1))
     return list(found.values())
-
-
-_runs: ContextVar[Callable[[Program, str], None] | None] = ContextVar("trnx_runs", default=None)
-
-
-@contextlib.contextmanager
-def observing_runs(observer: Callable[[Program, str], None]) -> Iterator[None]:
-    """`observer` is told the Program and the target of every kernel that is simulated in this
-    block.
-    """
-    token = _runs.set(observer)
-    try:
-        yield
-    finally:
-        _runs.reset(token)
-
-
-def has_run(program: Program, target: str) -> None:
-    """A kernel was simulated: tell who observes."""
-    observer = _runs.get()
-    if observer is not None:
-        observer(program, target)

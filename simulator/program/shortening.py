@@ -44,3 +44,17 @@ def shorten(
     needed = drop_dead_steps(placed, reader)
     left = list(merge_tiles(subtract_negated(needed, reader), reader, inputs))
     return Shortened(left, reader.used(left), reader.made)
+
+
+def shorten_exactly(
+    steps: Sequence[Step], slots: Sequence[Slot], inputs: int, blank: Mapping[int, int]
+) -> list[Step]:
+    """Fewer steps that give the bits of the recorded ones, on the memory that there is: for results
+    that lie apart from the arguments. Parameters as in `shorten`.
+    """
+    reader = EffectReader(slots, blank)
+    for _ in range(2):
+        # The first pass leaves out what hides from the second where elements came from.
+        elided = elide_copies(steps, reader, inputs, keeps_bits=True)
+        steps = drop_dead_steps(write_in_place(elided, reader, inputs), reader)
+    return list(steps)

@@ -479,4 +479,53 @@ def kernel(x):
         (_array(64, 40),),
         lambda x: _bfloat16_blocks(x),
     ),
+    "a masked load into one tile of a list": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((200, 48), dtype=x.dtype, buffer=nl.shared_hbm)
+    tiles = nl.zeros((2, nl.par_dim(128), 48), dtype=x.dtype, buffer=nl.sbuf)
+    i_p, i_f = nl.mgrid[0:128, 0:48]
+    for b in nl.affine_range(2):
+        tiles[b] = nl.load(x[b * 128 + i_p, i_f], mask=(b * 128 + i_p < 200))
+    for b in nl.affine_range(2):
+        nl.store(
+            out[b * 128 + i_p, i_f],
+            value=tiles[b, i_p, i_f] * 2.0,
+            mask=(b * 128 + i_p < 200),
+        )
+    return out
+""",
+        (_array(200, 48),),
+        lambda x: 2 * x,
+    ),
+    "a list of tiles that functions hand to each other": Case(
+        """\
+def kernel(x):
+    out = nl.ndarray((200, 48), dtype=x.dtype, buffer=nl.shared_hbm)
+    doubled = nl.ndarray((2, nl.par_dim(128), 48), dtype=x.dtype, buffer=nl.sbuf)
+    loaded = load_blocks(x, 200)
+    i_p, i_f = nl.mgrid[0:128, 0:48]
+    for b in nl.affine_range(2):
+        doubled[b, i_p, i_f] = nl.multiply(loaded[b, i_p, i_f], 2.0, mask=(b * 128 + i_p < 200))
+    store_blocks(out, rows=200, tiles=doubled)
+    return out
+
+
+def load_blocks(x, rows):
+    tiles = nl.ndarray((2, nl.par_dim(128), 48), dtype=x.dtype, buffer=nl.sbuf)
+    i_p, i_f = nl.mgrid[0:128, 0:48]
+    for b in nl.affine_range(2):
+        tiles[b, i_p, i_f] = nl.load(x[b * 128 + i_p, i_f], mask=(b * 128 + i_p < rows))
+    return tiles
+
+
+def store_blocks(out, tiles, rows):
+    i_p, i_f = nl.mgrid[0:128, 0:48]
+    for b in nl.affine_range(2):
+        mask = b * 128 + i_p < rows
+        nl.store(out[b * 128 + i_p, i_f], value=tiles[b, i_p, i_f], mask=mask)
+""",
+        (_array(200, 48),),
+        lambda x: 2 * x,
+    ),
 }

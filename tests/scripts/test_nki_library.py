@@ -290,6 +290,10 @@ def test_a_run_goes_on_where_it_was_ended(checkout: Path, tmp_path: Path) -> Non
     assert "3 cases, seed 0, commit unknown, trnx " in text
     assert "| test/integration/nkilib | 1 | 1 | 0 | 0 | 0 | 1 | 0 |" in text
     assert "* failed: `test_small.py::test_wrong` (seed 0): AssertionError" in text
+    other = "## trn3\n\n7 cases.\n"
+    both = page(newest(folder), f"# Cases\n\n## trn2\n\n9 cases.\n\n{other}")
+    assert both.startswith(text)
+    assert both.removeprefix(text).strip() == other.strip()
 
 
 @pytest.mark.usefixtures("scripts")

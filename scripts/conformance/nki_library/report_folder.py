@@ -2,7 +2,8 @@
 
     python scripts/conformance/nki_library/report_folder.py FOLDER [--write] [--json]
 
-`--write` writes docs/nki_library.md. Of a case that ran with several states of trnx's sources or
+`--write` writes docs/nki_library.md; the sections of targets that FOLDER has no results for stay.
+Of a case that ran with several states of trnx's sources or
 patches, the last result counts. Exit status 0 if and only if at least 98.5 % of the cases with a
 verdict passed, every failure is a known one and no passing case had a finding.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -38,21 +40,30 @@ _COLUMNS = [column for column in COLUMNS if column != NOT_FOR_TARGET]
 Entry = dict[str, Any]
 
 
-def page(entries: list[Entry]) -> str:
-    """The text of docs/nki_library.md."""
-    return "\n".join([_HEAD, *_sections(entries)]).rstrip("\n") + "\n"
-
-
-def _sections(entries: list[Entry]) -> Iterator[str]:
-    for target in sorted({entry["target"] for entry in entries}):
+def page(entries: list[Entry], before: str = "") -> str:
+    """The text of docs/nki_library.md; `before` is what it was."""
+    sections = _kept(before)
+    for target in {entry["target"] for entry in entries}:
         own = [entry for entry in entries if entry["target"] == target]
-        seeds = ", ".join(map(str, sorted({entry["seed"] for entry in own})))
-        commits = ", ".join(sorted({entry["commit"][:12] or "unknown" for entry in own}))
-        yield f"## {target}\n"
-        yield f"{len(own)} cases, seed {seeds}, commit {commits}, trnx {_sources(own)}.\n"
-        yield from _table(own)
-        yield ""
-        yield from _others(own)
+        sections[target] = "\n".join(_section(target, own))
+    listed = [sections[target] for target in sorted(sections)]
+    return "\n".join([_HEAD, *listed]).rstrip("\n") + "\n"
+
+
+def _kept(before: str) -> dict[str, str]:
+    """The sections of a page by target."""
+    parts = re.split(r"^(?=## )", before, flags=re.MULTILINE)[1:]
+    return {part.split()[1]: part.rstrip("\n") + "\n\n" for part in parts}
+
+
+def _section(target: str, own: list[Entry]) -> Iterator[str]:
+    seeds = ", ".join(map(str, sorted({entry["seed"] for entry in own})))
+    commits = ", ".join(sorted({entry["commit"][:12] or "unknown" for entry in own}))
+    yield f"## {target}\n"
+    yield f"{len(own)} cases, seed {seeds}, commit {commits}, trnx {_sources(own)}.\n"
+    yield from _table(own)
+    yield ""
+    yield from _others(own)
 
 
 def _sources(entries: list[Entry]) -> str:
@@ -112,7 +123,7 @@ def main() -> int:
     if not options.folder.is_dir():
         parser.error(f"{options.folder} is no folder")
     entries = newest(options.folder)
-    text = page(entries)
+    text = page(entries, PAGE.read_text())
     print(text)
     if options.write:
         PAGE.write_text(text)

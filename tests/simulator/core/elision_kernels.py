@@ -229,3 +229,18 @@ def twice_and_square(x):
         nisa.dma_copy(dst=out, src=made)
         results.append(out)
     return tuple(results)
+
+
+@nki.jit
+def products_square(x, y):
+    """x.T @ y by blocks of 32 columns of x: the result of one is stored before the next reads."""
+    size = x.shape[1]
+    out = nl.ndarray((size, y.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    a = nl.load(x)
+    b = nl.load(y)
+    for first in range(0, size, 32):
+        bank = nl.ndarray((32, y.shape[1]), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=bank, stationary=a[:, first : first + 32], moving=b)
+        result = nl.copy(bank)
+        nisa.dma_copy(dst=out[first : first + 32], src=result)
+    return out

@@ -19,7 +19,7 @@ from trnx.simulator.frontend.arguments import ArgumentError
 from trnx.simulator.frontend.replays import Replay, Replays, Signature
 from trnx.simulator.frontend.results import Results
 from trnx.simulator.program.observer import Observer, Recorded, observing
-from trnx.simulator.program.program import observing_runs
+from trnx.simulator.program.run_observers import observing_runs
 
 Runs = Callable[[], int]
 
