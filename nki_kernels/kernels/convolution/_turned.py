@@ -74,7 +74,8 @@ def load_turned(
             found[index].append(rests[index])
         # Products of the first images start before all are there, and few are left after the last.
         first = 0
-        for end in (images * 3 // 8, images - 1, images):
+        ends = [images * 3 // 8, images - 1, images]
+        for end in ends:
             for index in range(len(sources)):
                 if end > first:
                     part = sources[index].flatten_dims(2, 3)[:, first:end, 0 : full * pmax]
@@ -222,11 +223,12 @@ def turned_places(images: int, positions: int, is_split: bool) -> list[Place]:
         return places
     pmax = nl.tile_size.pmax
     full = positions // pmax * pmax
-    starts = list(range(0, full, pmax))
-    lasts = [full] if full < positions else []
-    for parts in (lasts, starts) if is_split else (starts, lasts):
+    for part in range(2):
+        is_last = (part == 0) == is_split
+        begin = full if is_last else 0
+        end = positions if is_last else full
         for image in range(images):
-            for start in parts:
-                counts = (1, 1, min(pmax, positions - start))
+            for start in range(begin, end, pmax):
+                counts = (1, 1, min(pmax, end - start))
                 places.append(Place((image, 0, start), counts, 1, len(places)))
     return places
