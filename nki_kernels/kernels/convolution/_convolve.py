@@ -26,6 +26,7 @@ from trnx.nki_kernels.kernels.convolution._loads import (
     is_spread,
     load,
     load_inputs,
+    place_of,
     store,
 )
 from trnx.nki_kernels.kernels.convolution._plan import (
@@ -264,7 +265,7 @@ def _convolve_chunks(
         size = _size_of(sides, index, plan, chunks)
         begin = 0
         if residual is None and plan.sides == 1:
-            begin = _partition(size[0], where[0] + index)
+            begin = place_of(size[0], where[0] + index)
         whole = (begin + size[0], size[1], size[2], size[3], size[4])
         tile = nl.ndarray(whole, dtype=out.dtype, buffer=nl.sbuf)
         results.append(tile[nl.ds(begin, size[0])])
@@ -335,18 +336,6 @@ def _move(
                 store(target, part, is_beside, plan.is_static)
             else:
                 load(part, target, False, plan.is_static)
-
-
-def _partition(channels: int, turn: int) -> int:
-    """Where the results of few channels start: each DMA engine serves some partitions, and results
-    of several blocks leave by all of them.
-    """
-    pmax = nl.tile_size.pmax  # type: int
-    if channels <= pmax // 4:
-        return turn % 4 * (pmax // 4)
-    if channels <= pmax // 2:
-        return turn % 2 * (pmax // 2)
-    return 0
 
 
 def _outputs(plan: Plan, block: Block) -> tuple[int, int, int, int, int]:

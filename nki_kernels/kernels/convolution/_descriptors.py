@@ -10,6 +10,7 @@ import math
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._sharing import is_compact
+from trnx.nki_kernels.kernels.convolution._turned import splits_images
 from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
 from trnx.nki_kernels.kernels.convolution._windows import Problem
 from trnx.nki_kernels.spec import Bindings
@@ -54,7 +55,10 @@ def is_gradient_static(
     banks = -(-rows // hw.partitions) * -(-width * taps // float32_per_bank(hw))
     passes = 1 if keeps or is_turned else -(-banks // BANKS)
     pieces = b.x.shape[0] * -(-axes[1][0] // axes[1][6])
-    loads = 0 if is_turned else pieces * (b.x.shape[1] + b.grad.shape[1])
+    loads = pieces * (b.x.shape[1] + b.grad.shape[1])
+    positions, channels = axes[1][0] * axes[2][0], max(rows, width)
+    if is_turned and not splits_images(b.x.shape[0], positions, channels, hw.partitions):
+        loads = 0
     return bool(passes * loads + rows * -(-width // hw.partitions) <= _MOST)
 
 

@@ -38,6 +38,9 @@ _IN_TURN_BYTES = 65536
 _SMALL_BYTES = 32768
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 _BLOCKS = 4  # that a convolution is cut into, so that loads, products and stores overlap
+# The same where loads take most of the time, as a block is multiplied and stored once it is there;
+# if products have that many columns, fewer of which take less time than loads of their weights.
+_MORE_BLOCKS, _LEAST_COLUMNS = 8, 128
 # Bytes of a partition for a block, which the first products wait for.
 _FIRST_BYTES = 6144
 # Bytes of a partition for one of the blocks side by side, below which triggers take longer than the
@@ -122,9 +125,18 @@ def _planes_of_a_stream(problem: Problem, sharing: Sharing) -> int:
     return planes if problem.planes.kernel == 1 else -(-planes // sharing.blocks)
 
 
+def _waits_for_loads(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
+    """Whether loads take most of the time of a small convolution, cut into more blocks then."""
+    if problem.taps > 1 or sharing.blocks > 1 or problem.channels <= 2 * problem.out_channels:
+        return False
+    return _LEAST_COLUMNS <= problem.outputs // _MORE_BLOCKS < hw.psum_bank_bytes // 4
+
+
 def bank_of(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int, int]:
     """Planes, rows and columns of a phase in one PSUM bank, in parts of nearly the same size."""
     left = hw.psum_bank_bytes // 4
+    if _waits_for_loads(problem, sharing, hw):
+        left = -(-problem.outputs // _MORE_BLOCKS)
     sizes = []
     counts = [-(-window.out // window.step) for window in (problem.columns, problem.rows)]
     for outputs in (*counts, _planes_of_a_stream(problem, sharing)):
@@ -146,11 +158,13 @@ def input_bytes(problem: Problem, planes: int, rows: int, fold: int, hw: Hardwar
     return chunks * sizes[0] * sizes[1] * problem.columns.size * problem.itemsize
 
 
-def _wanted_blocks(problem: Problem, sharing: Sharing) -> int:
+def _wanted_blocks(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
     """Into how many blocks a convolution is cut at least."""
     elements = problem.planes.size * problem.rows.size * problem.columns.size
     if sharing.blocks == 1 and sharing.fold > 1:
         return _BLOCKS
+    if _waits_for_loads(problem, sharing, hw):
+        return _MORE_BLOCKS
     if sharing.blocks == 1:
         return max(_BLOCKS, elements * problem.itemsize // _FIRST_BYTES)
     least = _LEAST_BYTES if problem.taps == 1 else _LEAST_WINDOW_BYTES
@@ -173,7 +187,7 @@ def _blocks(
         needed = input_bytes(problem, grown[0], grown[1], fold, hw)
         return needed <= _INPUT_BYTES and result_bytes(problem, grown) <= _RESULT_BYTES
 
-    wanted = _wanted_blocks(problem, sharing)
+    wanted = _wanted_blocks(problem, sharing, hw)
     borders = border_transfers(problem.rows, fold)
     if fold > 1 and (borders > _BORDER_TRANSFERS or problem.planes.kernel > 1):
         # All images first: what is special at the border is done for all of them together.

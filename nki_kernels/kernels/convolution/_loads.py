@@ -198,6 +198,18 @@ def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool, is_static: bool
         nisa.dma_copy(dst=dst, src=src)
 
 
+def place_of(channels: int, turn: int) -> int:
+    """The partition where few channels start: each DMA engine serves some partitions, and several
+    tiles, in turns, are moved by all of them.
+    """
+    pmax = nl.tile_size.pmax  # type: int
+    if channels <= pmax // 4:
+        return turn % 4 * (pmax // 4)
+    if channels <= pmax // 2:
+        return turn % 2 * (pmax // 2)
+    return 0
+
+
 def _load_shifted(
     tile: nl.NkiTensor,
     x: Source,

@@ -1,7 +1,8 @@
 """NKI helpers of `convolution_weight_gradient`: operands of a 1x1 kernel that DMA transposes.
 
 Positions of an image lie on the partitions in chunks of 128, and its last ones by themselves, or
-those of several small images, so that TensorE has no transposes to do. From NeuronCore-v3 on, where
+those of several small images, so that TensorE has no transposes to do, or those of the last ones
+alone. From NeuronCore-v3 on, where
 DMA transposes at 90 % of its rate (trainium2_arch.rst).
 """
 
@@ -10,10 +11,16 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.convolution._weight_product import Place
+from trnx.nki_kernels.kernels.convolution._loads import load, place_of
+from trnx.nki_kernels.kernels.convolution._weight_product import Place, copy_out
 
 # Partitions between those that an instruction may begin at.
 _QUADRANT = 32
+# Bytes of a partition for the whole chunks of all images, with which TensorE has the time for the
+# last positions while DMA transposes the chunks.
+_LEAST_BYTES, _MOST_BYTES = 4096, 8192
+# Whose last positions come with one transfer.
+_IMAGES = 2
 
 
 def stacked_images(positions: int) -> int:
@@ -31,11 +38,23 @@ def stacked_step(positions: int) -> int:
     return step if (pmax - positions) // step == stacked_images(positions) - 1 else positions
 
 
-def load_turned(sources: list[nl.NkiTensor]) -> list[list[nl.NkiTensor]]:
+def splits_images(images: int, positions: int, channels: int, lanes: int) -> bool:
+    """Whether TensorE transposes the last positions of images, all of which are one block: DMA
+    would do so by those of its engines that serve so few partitions, while the others wait.
+    `channels`: of the larger operand, of two bytes; `lanes`: partitions.
+    """
+    nbytes = images * (positions // lanes) * channels * 2
+    return positions % lanes > 0 and nbytes > _LEAST_BYTES and nbytes <= _MOST_BYTES
+
+
+def load_turned(
+    sources: list[nl.NkiTensor], is_split: bool, is_static: bool
+) -> list[list[nl.NkiTensor]]:
     """For each `source[channels, images, rows, columns]`, which have the same images: tiles `[128,
     images, chunks, channels]`, and `[positions, images, 1, channels]` where an image has a last
     chunk of fewer, or `[positions of some images, groups of them, 1, channels]`. The first chunks
-    of all sources come first, as products take the same chunk of each.
+    of all sources come first, as products take the same chunk of each; where the images are split,
+    their last positions, which TensorE transposes. `is_static` as in `load`.
     """
     pmax = nl.tile_size.pmax
     found: list[list[nl.NkiTensor]] = []
@@ -46,6 +65,25 @@ def load_turned(sources: list[nl.NkiTensor]) -> list[list[nl.NkiTensor]]:
     images = sources[0].shape[1]
     positions = sources[0].shape[2] * sources[0].shape[3]
     full = positions // pmax
+    if is_split:
+        rests = _load_rests(sources, full * pmax, is_static)
+        for index in range(len(sources)):
+            source = sources[index].flatten_dims(2, 3)[:, :, 0 : full * pmax]
+            shape = (pmax, images, full, source.shape[0])
+            found[index].append(nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf))
+            found[index].append(rests[index])
+        # Products of the first images start before all are there, and few are left after the last.
+        first = 0
+        ends = [images * 3 // 8, images - 1, images]
+        for end in ends:
+            for index in range(len(sources)):
+                if end > first:
+                    part = sources[index].flatten_dims(2, 3)[:, first:end, 0 : full * pmax]
+                    part = part.reshape_dim(2, (full, pmax))
+                    target = found[index][0][:, first:end]
+                    nisa.dma_transpose(dst=target, src=part, axes=(3, 1, 2, 0))
+            first = max(first, end)
+        return found
     for index in range(len(sources)):
         if stacked_images(positions) > 1:
             found[index].append(_load_stacked(sources[index].flatten_dims(2, 3)))
@@ -64,6 +102,67 @@ def load_turned(sources: list[nl.NkiTensor]) -> list[list[nl.NkiTensor]]:
             nisa.dma_transpose(dst=tile[:, :, 0, :], src=rest, axes=(2, 1, 0))
             found[index].append(tile)
     return found
+
+
+def _load_rests(sources: list[nl.NkiTensor], start: int, is_static: bool) -> list[nl.NkiTensor]:
+    """`[positions, images, 1, channels]` of each `source[channels, images, rows, columns]`, the
+    positions `start ..` of its images.
+    """
+    tiles: list[nl.NkiTensor] = []
+    for source in sources:
+        positions = source.shape[2] * source.shape[3] - start
+        shape = (positions, source.shape[1], 1, source.shape[0])
+        tiles.append(nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf))
+    images = sources[0].shape[1]
+    for first in range(0, images, _IMAGES):
+        some = min(_IMAGES, images - first)
+        loaded: list[list[nl.NkiTensor]] = []
+        for source in sources:
+            rest = source.flatten_dims(2, 3)[:, nl.ds(first, some), start:]
+            loaded.append(_load_chunks(rest, first // _IMAGES, is_static))
+        for image in range(some):
+            for index in range(len(sources)):
+                tile = tiles[index][:, first + image, 0]
+                _transpose_rest(tile, loaded[index], image, 1 + first + image)
+    return tiles
+
+
+def _load_chunks(source: nl.NkiTensor, turn: int, is_static: bool) -> list[nl.NkiTensor]:
+    """`source[channels, images, positions]` in chunks of 128 channels, few ones on partitions that
+    take turns.
+    """
+    pmax = nl.tile_size.pmax
+    channels, images, positions = source.shape
+    full = channels // pmax
+    chunks: list[nl.NkiTensor] = []
+    if full > 0:
+        whole = nl.ndarray((pmax, full, images, positions), dtype=source.dtype, buffer=nl.sbuf)
+        part = source[0 : full * pmax].reshape_dim(0, (full, pmax)).permute((1, 0, 2, 3))
+        load(whole, part, False, is_static)
+        for chunk in range(full):
+            chunks.append(whole[:, chunk])
+    if full * pmax < channels:
+        rest = channels - full * pmax
+        place = place_of(rest, turn)
+        last = nl.ndarray((place + rest, images, positions), dtype=source.dtype, buffer=nl.sbuf)
+        load(last[nl.ds(place, rest)], source[full * pmax :], False, is_static)
+        chunks.append(last[nl.ds(place, rest)])
+    return chunks
+
+
+def _transpose_rest(tile: nl.NkiTensor, chunks: list[nl.NkiTensor], image: int, turn: int) -> None:
+    """`tile[positions, channels]` <- image `image` of `chunks[channels, images, positions]`."""
+    pmax = nl.tile_size.pmax
+    positions, channels = tile.shape
+    most = nl.tile_size.psum_bank_fmax
+    for lane in range(0, channels, most):
+        width = min(most, channels - lane)
+        bank = nl.ndarray((positions, width), dtype=tile.dtype, buffer=nl.psum)
+        for start in range(0, width, pmax):
+            its = chunks[(lane + start) // pmax][:, image]
+            target = bank[:, nl.ds(start, its.shape[0])]
+            nisa.nc_transpose(dst=target, data=its, engine=nisa.engine.tensor)
+        copy_out(tile[:, nl.ds(lane, width)], bank, turn + lane // most)
 
 
 def _load_stacked(source: nl.NkiTensor) -> nl.NkiTensor:
@@ -110,9 +209,10 @@ def turned_part(tiles: list[nl.NkiTensor], place: Place) -> nl.NkiTensor:
     return tiles[0][:, image, place.starts[2] // nl.tile_size.pmax, :]
 
 
-def turned_places(images: int, positions: int) -> list[Place]:
+def turned_places(images: int, positions: int, is_split: bool) -> list[Place]:
     """The places of a block of so many images: parts of one, or groups of them. Whole chunks come
-    first: TensorE starts faster with all rows of its array (docs/timing.md).
+    first: TensorE starts faster with all rows of its array (docs/timing.md); but where the images
+    are split they are there last.
     """
     places: list[Place] = []
     some = stacked_images(positions)
@@ -121,11 +221,14 @@ def turned_places(images: int, positions: int) -> list[Place]:
             lanes = (min(some, images - first) - 1) * stacked_step(positions) + positions
             places.append(Place((first // some, 0, 0), (1, 1, lanes), 1, len(places)))
         return places
-    full = positions // nl.tile_size.pmax * nl.tile_size.pmax
-    for image in range(images):
-        for start in range(0, full, nl.tile_size.pmax):
-            places.append(Place((image, 0, start), (1, 1, nl.tile_size.pmax), 1, len(places)))
-    if full < positions:
+    pmax = nl.tile_size.pmax
+    full = positions // pmax * pmax
+    for part in range(2):
+        is_last = (part == 0) == is_split
+        begin = full if is_last else 0
+        end = positions if is_last else full
         for image in range(images):
-            places.append(Place((image, 0, full), (1, 1, positions - full), 1, len(places)))
+            for start in range(begin, end, pmax):
+                counts = (1, 1, min(pmax, end - start))
+                places.append(Place((image, 0, start), counts, 1, len(places)))
     return places

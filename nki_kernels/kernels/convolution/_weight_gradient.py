@@ -9,6 +9,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
+from trnx.nki_kernels.kernels.convolution._turned import splits_images
 from trnx.nki_kernels.kernels.convolution._views import volumes_of
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,
@@ -95,7 +96,7 @@ def _masks(axes: tuple[WindowAxis, ...]) -> list[Mask]:
     for plane in range(0, axes[0].out, axes[0].block):
         for row in range(0, axes[1].out, axes[1].block):
             firsts = (plane, row, 0)
-            note_reaches(axes, places_of(axes, firsts, False, False), firsts, noted)
+            note_reaches(axes, places_of(axes, firsts, False, False, False), firsts, noted)
     return make_masks(noted)
 
 
@@ -120,6 +121,10 @@ def _gradient(
     taps = out.shape[2]
     is_flat = taps == 1 and is_inside(axes)
     tiles = tiles_of_columns(columns_of_banks(out.shape[1] * groups, taps))
+    is_split = how[1] and axes[0].block >= axes[0].out
+    if is_split:
+        widest = max(out.shape[0], out.shape[1] * groups)
+        is_split = splits_images(axes[0].out, axes[1].out * axes[2].out, widest, pmax)
     # Where nothing is transposed twice, the banks of two passes share PSUM: the first ones are
     # copied out while the others are in use. Else many channels meet the same transposes.
     is_kept = keeps[0] and keeps[1]
@@ -158,8 +163,8 @@ def _gradient(
             is_last = begin + some >= len(columns)
             again = kept[first // each]
             work = Work(
-                out, groups, axes, first, channels, its, is_flat, how[1], how[2], is_first, is_last,
-                keeps, again, held, masks, results, banks,
+                out, groups, axes, first, channels, its, is_flat, how[1], is_split, how[2],
+                is_first, is_last, keeps, again, held, masks, results, banks,
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
 
@@ -194,7 +199,7 @@ def _sum_positions(
         for plane in range(0, axes[0].out, axes[0].block):
             for row in range(0, axes[1].out, axes[1].block):
                 firsts = (plane, row, 0)
-                places = places_of(axes, firsts, work.is_flat, work.is_turned)
+                places = places_of(axes, firsts, work.is_flat, work.is_turned, work.is_split)
                 its = windows_of_block(work, block, len(places))
                 block = block + 1
                 # Loaded where something is not kept.
@@ -205,7 +210,7 @@ def _sum_positions(
                     other = []
                     if its[0] is None:
                         other.append(window_of(windows[volume], work.columns[0], axes, firsts))
-                    tiles, tile = load_both(source, other)
+                    tiles, tile = load_both(source, other, work)
                 for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
                         tiles = load_gradient(grad, axes, firsts, work)

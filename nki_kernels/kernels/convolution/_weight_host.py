@@ -11,6 +11,7 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
+from trnx.nki_kernels.kernels.convolution._turned import splits_images
 from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
 from trnx.nki_kernels.kernels.convolution._windows import Window, output_size
 from trnx.nki_kernels.spec import Bindings, Cost, Sample
@@ -85,6 +86,8 @@ def _turned_images(b: Bindings, hw: Hardware) -> int:
     axes = _axes(b)
     channels = max(_rows(b, hw), b.weight.shape[1] * groups_together(b, hw))
     positions = axes[1].out * axes[2].out
+    if splits_images(axes[0].out, positions, channels, hw.partitions):
+        return axes[0].out
     some = max(1, hw.partitions // positions)  # on the partitions at once
     each = int(max(1, positions // hw.partitions) * channels * b.x.dtype.itemsize)
     groups = -(-axes[0].out // some)
@@ -331,6 +334,9 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("1x1, images of half the partitions", (3, 40, 8, 8), (130, 40, 1, 1), **half)
     yield sample("1x1, images of few positions", (50, 6, 2, 2), (5, 6, 1, 1), **half)
     yield sample("1x1, many of 2 bytes", (3, 140, 16, 20), (700, 140, 1, 1), **half)
+    # Whose last positions TensorE transposes: few channels in a chunk, one image, an odd number.
+    for x, out in (((8, 257, 12, 11), 3), ((1, 1030, 20, 21), 5), ((5, 40, 13, 13), 500)):
+        yield sample(f"1x1, {x[0]} images whose ends are transposed", x, (out, x[1], 1, 1), **half)
     yield sample("1x1, groups of 2 bytes", (2, 12, 13, 12), (6, 4, 1, 1), groups=3, **half)
     yield sample("1d, 1 wide, 2 bytes", (3, 20, 300), (9, 20, 1), **half)
     # Rows of images that are contracted as they are; the window has more channels, or fewer.

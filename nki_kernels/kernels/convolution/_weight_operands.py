@@ -51,7 +51,8 @@ class Work(NamedTuple):
 
     out: the gradient of the weight, of `groups` groups; results: tiles of it in SBUF, stored when
     the pass `is_last` of theirs; is_first: no other pass was before; is_flat: a 1x1 kernel, so that
-    all positions of a block are columns; is_turned: DMA transposes; is_static: as in `load`; kept:
+    all positions of a block are columns; is_turned: DMA transposes; is_split: TensorE does so with
+    the last positions of images; is_static: as in `load`; kept:
     transposes of the gradient, in order, where a pass keeps them for the next ones; windows: those
     of the window, by block; masks: those of the gradient's positions.
     """
@@ -64,6 +65,7 @@ class Work(NamedTuple):
     columns: list[Columns]
     is_flat: bool
     is_turned: bool
+    is_split: bool
     is_static: bool
     is_first: bool
     is_last: bool
@@ -104,15 +106,15 @@ def windows_of_block(work: Work, block: int, places: int) -> Windows:
 
 
 def load_both(
-    gradient: list[nl.NkiTensor], window: list[nl.NkiTensor]
+    gradient: list[nl.NkiTensor], window: list[nl.NkiTensor], work: Work
 ) -> tuple[list[nl.NkiTensor], list[nl.NkiTensor]]:
     """The transposes of a block's gradient and of its window, none where the list is empty. The
     larger ones come first, as products wait for both.
     """
     if len(gradient) > 0 and len(window) > 0 and window[0].shape[0] > gradient[0].shape[0]:
-        loaded = load_turned([window[0], gradient[0]])
+        loaded = load_turned([window[0], gradient[0]], work.is_split, work.is_static)
         return loaded[1], loaded[0]
-    loaded = load_turned(gradient + window)
+    loaded = load_turned(gradient + window, work.is_split, work.is_static)
     if len(gradient) == 0:
         loaded.insert(0, [])
     if len(window) == 0:
@@ -161,14 +163,18 @@ def load_gradient(
 
 
 def places_of(
-    axes: tuple[WindowAxis, ...], firsts: tuple[int, ...], is_flat: bool, is_turned: bool
+    axes: tuple[WindowAxis, ...],
+    firsts: tuple[int, ...],
+    is_flat: bool,
+    is_turned: bool,
+    is_split: bool,
 ) -> list[Place]:
     """The places of a block."""
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
     places: list[Place] = []
     if is_turned:
-        return turned_places(planes, rows * axes[2].out)
+        return turned_places(planes, rows * axes[2].out, is_split)
     if is_flat:
         positions = planes * rows * axes[2].out
         for first in range(0, positions, nl.tile_size.pmax):

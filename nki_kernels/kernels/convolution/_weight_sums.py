@@ -78,7 +78,9 @@ def multiply_last(places: list[Ready]) -> None:
     ones, so that the first banks leave PSUM, and are stored, during the products of the others.
     """
     work = places[-1].work
-    first = max(0, len(places) - _LAST)
+    # Of split images the very last place waits for its load, and the others do not.
+    last = 1 if work.is_split else _LAST
+    first = max(0, len(places) - last)
     for ready in places[0:first]:
         multiply(ready)
     for row in range(len(work.results)):
@@ -86,7 +88,7 @@ def multiply_last(places: list[Ready]) -> None:
             for ready in places[first:]:
                 _multiply_bank(ready, row, index)
         # By VectorE, which is done sooner, where the products of the next channels take as long.
-        _take_out(work, row, 0 if len(places) >= _LAST else row)
+        _take_out(work, row, 0 if len(places) >= _LAST and last > 1 else row)
         if work.is_last and work.groups == 1:
             channel = work.first + row * nl.tile_size.pmax
             some = work.results[row : row + 1]
