@@ -163,23 +163,40 @@ def weight_norm_backward(
     return grad_v.to(v.dtype).contiguous(), grad_g.to(g.dtype).contiguous()
 
 
+def _is_mixed(x: torch.Tensor, *rest: Any) -> bool:
+    """Whether x is of half precision and a parameter is not."""
+    parameters = [v for v in rest if isinstance(v, torch.Tensor)]
+    return x.dtype in _HALVES and any(v.dtype is torch.float32 for v in parameters)
+
+
+def _in_float32(op: Any, x: torch.Tensor, *rest: Any) -> Any:
+    """A norm in training whose parameters are float32. Eager's statistics are float32 then; torch's
+    meta function gives them x's dtype, to which they would be rounded before backward reads them.
+    """
+    out, *statistics = op(x.float(), *rest)
+    return out.to(x.dtype), *statistics
+
+
 def _batch_norm(op: Any) -> Callable[..., Any]:
-    """Batch norm in training of what eager makes of its operands, for which the op's meta function
-    is right: x in the memory format that eager's result has (the meta function gives the result x's
-    strides, whatever they are), and in float32 where it is of half precision and a parameter is
-    not: eager's statistics are then float32, those of the meta function are of x's dtype."""
+    """Give the op an x in the memory format that eager's result has; the op's meta function gives
+    the result x's strides, whatever they are."""
 
     def rule(x: torch.Tensor, *rest: Any) -> Any:
         layout = suggest_memory_format(x)
-        parameters = [v for v in rest if isinstance(v, torch.Tensor)]
-        is_mixed = x.dtype in _HALVES and any(v.dtype is torch.float32 for v in parameters)
+        is_mixed = _is_mixed(x, *rest)
         if x.is_contiguous(memory_format=layout) and not is_mixed:
             return NotImplemented  # the op stays as it is
         x = x.contiguous(memory_format=layout)
-        if not is_mixed:
-            return op(x, *rest)
-        out, *statistics = op(x.float(), *rest)
-        return out.to(x.dtype), *statistics
+        return _in_float32(op, x, *rest) if is_mixed else op(x, *rest)
+
+    return rule
+
+
+def _mixed_first(op: Any, other: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule `other` where x is not of half precision with parameters in float32."""
+
+    def rule(x: torch.Tensor, *rest: Any) -> Any:
+        return _in_float32(op, x, *rest) if _is_mixed(x, *rest) else other(x, *rest)
 
     return rule
 
@@ -194,8 +211,12 @@ NORM_LAYOUTS: dict[Any, Callable[..., Any]] = {
 }
 # Norms as norms over other dimensions, where the kernels of those fit better.
 NORMS_AS_OTHERS: dict[Any, Callable[..., Any]] = {
-    aten.native_group_norm.default: group_norm_of_rows,
-    aten.native_layer_norm.default: layer_norm_of_long_rows,
+    aten.native_group_norm.default: _mixed_first(
+        aten.native_group_norm.default, group_norm_of_rows
+    ),
+    aten.native_layer_norm.default: _mixed_first(
+        aten.native_layer_norm.default, layer_norm_of_long_rows
+    ),
     aten.native_layer_norm_backward.default: layer_norm_backward_of_fewer,
 }
 NORM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

@@ -24,6 +24,7 @@ from trnx.fx_passes.canonicalise.name_masks import NAME_MASKS
 from trnx.fx_passes.canonicalise.name_products import NAME_PRODUCTS
 from trnx.fx_passes.canonicalise.name_random_states import NAME_RANDOM_STATES
 from trnx.fx_passes.canonicalise.name_rms_norm import NAME_RMS_NORM
+from trnx.fx_passes.canonicalise.narrow_norms import NARROW_NORMS
 from trnx.fx_passes.canonicalise.normalise_casts import NORMALISE_CASTS
 from trnx.fx_passes.canonicalise.normalise_dims import NORMALISE_DIMS
 from trnx.fx_passes.canonicalise.normalise_overloads import NORMALISE_OVERLOADS
@@ -56,6 +57,7 @@ CANONICALISE: tuple[Pass, ...] = (
     FOLD_CONSTANTS,
     NAME_GELU,
     NAME_RMS_NORM,
+    NARROW_NORMS,
     NAME_PRODUCTS,
     SIMPLIFY_VIEWS,
     WIDEN_PRODUCTS,

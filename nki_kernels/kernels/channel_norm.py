@@ -92,7 +92,7 @@ def reference_batch(
     running_var: torch.Tensor | None,
     momentum: float,
     eps: float,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """aten's batch norm in training, without and with running statistics."""
     if dtype is not None:
@@ -232,8 +232,10 @@ def supports_group(b: Bindings, hw: Hardware) -> Reject | None:
     if each > hw.partitions:
         return Reject(f"a group of {each} channels is larger than {hw.partitions} partitions")
     for name in ("weight", "bias"):
-        if b[name] is not None and b[name].dtype is not b.x.dtype:
+        if b[name] is not None and b[name].dtype is not (torch.float32 if b.dtype else b.x.dtype):
             return Reject(f"{name} has the dtype {b[name].dtype}, x {b.x.dtype}")
+    if b.dtype and (b.x.dtype is not b.dtype or b.weight is b.bias is None):
+        return Reject(f"x is {b.x.dtype}, the result {b.dtype}")
     if reject := _reject_parameters(b, ("weight", "bias"), b.channels):
         return reject
     return _reject_statistics(1, b.length)
@@ -257,10 +259,13 @@ def reference_group(
     length: int,
     groups: int,
     eps: float,
+    dtype: torch.dtype | None = None,
 ) -> Any:
-    """aten.native_group_norm."""
-    op = aten.native_group_norm.default
-    return op(x, weight, bias, images, channels, length, groups, eps)
+    """aten.native_group_norm; in float32, and the result in `dtype`, where that is given."""
+    sizes = (images, channels, length, groups)
+    if dtype is not None:
+        return _group_norm_of_half(x, weight, bias, *sizes, eps, dtype)
+    return _group_norm(x, weight, bias, *sizes, eps)
 
 
 def samples_group(generator: torch.Generator) -> Iterator[Sample]:
@@ -272,11 +277,12 @@ def samples_group(generator: torch.Generator) -> Iterator[Sample]:
         groups: int,
         affine: bool = True,
         dtype: torch.dtype = torch.float32,
+        parameters: torch.dtype | None = None,
         shift: float = 0.0,
     ) -> Sample:
         def vector() -> torch.Tensor | None:
             drawn = torch.rand(shape[1], generator=generator) + 0.5
-            return drawn.to(dtype) if affine else None
+            return drawn.to(parameters or dtype) if affine else None
 
         values = {
             "x": (torch.randn(shape, generator=generator) + shift).to(dtype),
@@ -287,6 +293,7 @@ def samples_group(generator: torch.Generator) -> Iterator[Sample]:
             "length": math.prod(shape[2:]),
             "groups": groups,
             "eps": 1e-5,
+            "dtype": dtype if parameters else None,
         }
         return Sample(values, note, error=4e-7 * (4 + 4 * abs(shift)))
 
@@ -303,12 +310,44 @@ def samples_group(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("a large mean", 2, 8, 20, 20, groups=2, shift=20.0)
     for dtype in (torch.bfloat16, torch.float16):
         yield sample(f"{dtype}", 3, 40, 14, 14, groups=8, dtype=dtype)
+        mixed = f"{dtype}, float32 parameters"
+        yield sample(mixed, 3, 40, 9, 9, groups=8, dtype=dtype, parameters=torch.float32)
+
+
+def _group_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    images: int,
+    channels: int,
+    length: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    op = aten.native_group_norm.default
+    return op(x, weight, bias, images, channels, length, groups, eps)
+
+
+def _group_norm_of_half(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    images: int,
+    channels: int,
+    length: int,
+    groups: int,
+    eps: float,
+    dtype: torch.dtype,
+) -> Any:
+    wide = aten._to_copy.default(x, dtype=torch.float32)
+    found = _group_norm(wide, weight, bias, images, channels, length, groups, eps)
+    return aten._to_copy.default(found[0], dtype=dtype), found[1], found[2]
 
 
 register(
     KernelSpec(
         name="group_norm",
-        patterns=(Pattern(reference_group),),
+        patterns=(Pattern(_group_norm_of_half), Pattern(_group_norm, {"dtype": None})),
         supports=supports_group,
         reference=reference_group,
         cost=cost,

@@ -93,6 +93,9 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
         return reject
     if b.x.numel == 0:
         return Reject(f"x{b.x.shape} has no rows to normalise")
+    dtype = b.get("dtype")
+    if dtype is not None and (b.x.dtype is not dtype or not _stats_in_float32(b)):
+        return Reject(f"x is {b.x.dtype}, the result {dtype}")
     if b.residual is not None and (b.residual.shape, b.residual.dtype) != (b.x.shape, b.x.dtype):
         return Reject(f"residual{b.residual.shape} is not of the kind of x{b.x.shape}")
     shape = tuple(b.normalized_shape)
@@ -154,9 +157,13 @@ def reference(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
+    dtype: torch.dtype | None = None,
 ) -> Any:
-    """aten.native_layer_norm of the sum."""
+    """aten.native_layer_norm of the sum; in float32, and the result in `dtype`, where that is
+    given."""
     total = x if residual is None else x + residual
+    if dtype is not None:
+        return _of_half(total, normalized_shape, weight, bias, eps, dtype)
     return aten.native_layer_norm.default(total, normalized_shape, weight, bias, eps)
 
 
@@ -173,6 +180,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         dtype: torch.dtype = torch.float32,
         parameters: torch.dtype | None = None,
         shift: float = 0.0,
+        wide: bool = False,
     ) -> Sample:
         normal = list(shape[len(shape) - dims :])
 
@@ -186,6 +194,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
             "weight": draw(normal, parameters or dtype) if weight else None,
             "bias": draw(normal, parameters or dtype) if bias else None,
             "eps": 1e-5,
+            "dtype": dtype if wide else None,
         }
         return Sample(values, note)
 
@@ -211,6 +220,9 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(
             f"{dtype}, float32 parameters", 2, 70, 60, dtype=dtype, parameters=torch.float32
         )
+        mixed = {"dtype": dtype, "parameters": torch.float32, "wide": True}
+        yield sample(f"{dtype}, widened", 2, 70, 600, shift=20.0, **mixed)
+        yield sample(f"{dtype}, widened, residual", 129, 60, residual=True, bias=False, **mixed)
 
 
 def _layer_norm(
@@ -235,10 +247,41 @@ def _add_layer_norm(
     return aten.native_layer_norm.default(total, normalized_shape, weight, bias, eps)
 
 
+def _of_half(
+    x: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> Any:
+    wide = aten._to_copy.default(x, dtype=torch.float32)
+    found = aten.native_layer_norm.default(wide, normalized_shape, weight, bias, eps)
+    return aten._to_copy.default(found[0], dtype=dtype), found[1], found[2]
+
+
+def _add_of_half(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> Any:
+    total = aten.add.Tensor(x, residual)
+    return _of_half(total, normalized_shape, weight, bias, eps, dtype)
+
+
 register(
     KernelSpec(
         name="layer_norm",
-        patterns=(Pattern(_add_layer_norm), Pattern(_layer_norm, {"residual": None})),
+        patterns=(
+            Pattern(_add_of_half),
+            Pattern(_of_half, {"residual": None}),
+            Pattern(_add_layer_norm, {"dtype": None}),
+            Pattern(_layer_norm, {"residual": None, "dtype": None}),
+        ),
         supports=supports,
         reference=reference,
         cost=cost,

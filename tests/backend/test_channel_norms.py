@@ -119,6 +119,9 @@ def off(found: torch.Tensor, exact: torch.Tensor) -> float:
         nn.BatchNorm2d(5, affine=False),
         nn.BatchNorm2d(5, track_running_stats=False),
         nn.InstanceNorm2d(5, affine=True),
+        nn.GroupNorm(2, 6),
+        nn.LayerNorm(7),
+        nn.LayerNorm([9, 7], bias=False),
     ],
     ids=str,
 )
@@ -129,7 +132,7 @@ def test_half_precision_with_parameters_in_float32(
     theirs = randomised(norm)
     ours, wide = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
     compiled = torch.compile(ours, backend="trnx", options=ALL_ON_NKI)
-    channels = norm.num_features
+    channels = getattr(norm, "num_features", 6)
     # A mean of ten standard deviations: statistics of half precision would show.
     x = (draw(3, channels, 9, 7) + 10).to(dtype, memory_format=layout)
     weights = torch.linspace(-1, 1, 7)
