@@ -220,9 +220,12 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(
             f"{dtype}, float32 parameters", 2, 70, 60, dtype=dtype, parameters=torch.float32
         )
-        mixed = {"dtype": dtype, "parameters": torch.float32, "wide": True}
-        yield sample(f"{dtype}, widened", 2, 70, 600, shift=20.0, **mixed)
-        yield sample(f"{dtype}, widened, residual", 129, 60, residual=True, bias=False, **mixed)
+        for shape, residual in (((2, 70, 600), False), ((129, 60), True)):
+            note = f"{dtype}, widened, residual {residual}"
+            yield sample(
+                note, *shape, residual=residual, bias=not residual, dtype=dtype,
+                parameters=torch.float32, shift=20.0, wide=True,
+            )  # fmt: skip
 
 
 def _layer_norm(
