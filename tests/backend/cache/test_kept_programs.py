@@ -27,7 +27,7 @@ from trnx.simulator.program.program import Program
 TARGET = "trn2"
 
 # Kernels whose first sample has something that is not kept, and why.
-NOT_KEPT = dict.fromkeys(("recurrent", "recurrent_backward"), "register loops")
+NOT_KEPT = dict.fromkeys(("extremum", "recurrent", "recurrent_backward"), "register loops")
 
 
 @pytest.fixture(autouse=True)
