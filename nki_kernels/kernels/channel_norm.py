@@ -18,8 +18,9 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._channel_norm import channel_norm_kernel
+from trnx.nki_kernels.kernels._patterns import in_float32, pattern_without
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -28,6 +29,7 @@ _KEPT_BYTES = 65536  # of a channel in its partition, so that the next channels'
 _STATISTICS_BYTES = 49152
 _BATCH = ("x", "weight", "bias", "running_mean", "running_var")
 _GROUP = ("x", "weight", "bias")
+_STATISTICS = ("running_mean", "running_var")
 
 
 def _reject_statistics(images: int, length: int) -> Reject | None:
@@ -94,16 +96,18 @@ def reference_batch(
     eps: float,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """aten's batch norm in training, without and with running statistics."""
-    if dtype is not None:
-        parameters = weight, bias, running_mean, running_var
-        out, *more = reference_batch(x.float(), *parameters, momentum, eps, None)
-        return out.to(dtype), *more
-    if running_mean is None or running_var is None:
-        op = aten._native_batch_norm_legit.no_stats
-        return op(x, weight, bias, True, momentum, eps)
-    functional = aten._native_batch_norm_legit_functional.default
-    return functional(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    """aten's batch norm in training, without and with running statistics; in float32, and the
+    result in `dtype`, where that is given."""
+
+    def norm(x: torch.Tensor) -> Any:
+        if running_mean is None or running_var is None:
+            op = aten._native_batch_norm_legit.no_stats
+            return op(x, weight, bias, True, momentum, eps)
+        functional = aten._native_batch_norm_legit_functional.default
+        return functional(x, weight, bias, running_mean, running_var, True, momentum, eps)
+
+    results = 3 if running_mean is None else 5
+    return norm(x) if dtype is None else in_float32(norm, x, dtype, results)
 
 
 def samples_batch(generator: torch.Generator) -> Iterator[Sample]:
@@ -147,67 +151,14 @@ def samples_batch(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{dtype}, no running statistics", 2, 6, 9, 9, running=False, dtype=dtype)
 
 
-def _batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> Any:
-    op = aten._native_batch_norm_legit_functional.default
-    return op(x, weight, bias, running_mean, running_var, True, momentum, eps)
-
-
-def _no_statistics(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Any:
-    return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
-
-
-def _of_half(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: float,
-    eps: float,
-    dtype: torch.dtype,
-) -> Any:
-    wide = aten._to_copy.default(x, dtype=torch.float32)
-    found = _batch_norm(wide, weight, bias, running_mean, running_var, momentum, eps)
-    out = aten._to_copy.default(found[0], dtype=dtype)
-    return out, found[1], found[2], found[3], found[4]
-
-
-def _of_half_without_statistics(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    momentum: float,
-    eps: float,
-    dtype: torch.dtype,
-) -> Any:
-    wide = aten._to_copy.default(x, dtype=torch.float32)
-    found = _no_statistics(wide, weight, bias, momentum, eps)
-    return aten._to_copy.default(found[0], dtype=dtype), found[1], found[2]
-
-
-_NO_STATISTICS = {"running_mean": None, "running_var": None}
 register(
     KernelSpec(
         name="batch_norm_training",
         patterns=(
-            Pattern(_of_half),
-            Pattern(_of_half_without_statistics, _NO_STATISTICS),
-            Pattern(_batch_norm, {"dtype": None}),
-            Pattern(_no_statistics, {**_NO_STATISTICS, "dtype": None}),
+            pattern_without(reference_batch),
+            pattern_without(reference_batch, *_STATISTICS),
+            pattern_without(reference_batch, "dtype"),
+            pattern_without(reference_batch, *_STATISTICS, "dtype"),
         ),
         supports=supports_batch,
         reference=reference_batch,
@@ -262,10 +213,12 @@ def reference_group(
     dtype: torch.dtype | None = None,
 ) -> Any:
     """aten.native_group_norm; in float32, and the result in `dtype`, where that is given."""
-    sizes = (images, channels, length, groups)
-    if dtype is not None:
-        return _group_norm_of_half(x, weight, bias, *sizes, eps, dtype)
-    return _group_norm(x, weight, bias, *sizes, eps)
+
+    def norm(x: torch.Tensor) -> Any:
+        op = aten.native_group_norm.default
+        return op(x, weight, bias, images, channels, length, groups, eps)
+
+    return norm(x) if dtype is None else in_float32(norm, x, dtype, 3)
 
 
 def samples_group(generator: torch.Generator) -> Iterator[Sample]:
@@ -314,40 +267,10 @@ def samples_group(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(mixed, 3, 40, 9, 9, groups=8, dtype=dtype, parameters=torch.float32)
 
 
-def _group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    images: int,
-    channels: int,
-    length: int,
-    groups: int,
-    eps: float,
-) -> Any:
-    op = aten.native_group_norm.default
-    return op(x, weight, bias, images, channels, length, groups, eps)
-
-
-def _group_norm_of_half(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    images: int,
-    channels: int,
-    length: int,
-    groups: int,
-    eps: float,
-    dtype: torch.dtype,
-) -> Any:
-    wide = aten._to_copy.default(x, dtype=torch.float32)
-    found = _group_norm(wide, weight, bias, images, channels, length, groups, eps)
-    return aten._to_copy.default(found[0], dtype=dtype), found[1], found[2]
-
-
 register(
     KernelSpec(
         name="group_norm",
-        patterns=(Pattern(_group_norm_of_half), Pattern(_group_norm, {"dtype": None})),
+        patterns=(pattern_without(reference_group), pattern_without(reference_group, "dtype")),
         supports=supports_group,
         reference=reference_group,
         cost=cost,

@@ -21,11 +21,12 @@ import torch
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._few_rows import parts_of
 from trnx.nki_kernels.kernels._few_rows_layer_norm import few_rows_layer_norm_kernel
+from trnx.nki_kernels.kernels._patterns import in_float32, pattern_without
 from trnx.nki_kernels.kernels._row_layer_norm import layer_norm_kernel
 from trnx.nki_kernels.kernels._rows import run_of
 from trnx.nki_kernels.kernels._turned_layer_norm import turned_layer_norm_kernel
 from trnx.nki_kernels.registry import register
-from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
+from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Sample
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
@@ -161,10 +162,12 @@ def reference(
 ) -> Any:
     """aten.native_layer_norm of the sum; in float32, and the result in `dtype`, where that is
     given."""
-    total = x if residual is None else x + residual
-    if dtype is not None:
-        return _of_half(total, normalized_shape, weight, bias, eps, dtype)
-    return aten.native_layer_norm.default(total, normalized_shape, weight, bias, eps)
+
+    def norm(total: torch.Tensor) -> Any:
+        return aten.native_layer_norm.default(total, normalized_shape, weight, bias, eps)
+
+    total = x if residual is None else aten.add.Tensor(x, residual)
+    return norm(total) if dtype is None else in_float32(norm, total, dtype, 3)
 
 
 def samples(generator: torch.Generator) -> Iterator[Sample]:
@@ -228,62 +231,14 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
             )  # fmt: skip
 
 
-def _layer_norm(
-    x: torch.Tensor,
-    normalized_shape: list[int],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-) -> Any:
-    return aten.native_layer_norm.default(x, normalized_shape, weight, bias, eps)
-
-
-def _add_layer_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    normalized_shape: list[int],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-) -> Any:
-    total = aten.add.Tensor(x, residual)
-    return aten.native_layer_norm.default(total, normalized_shape, weight, bias, eps)
-
-
-def _of_half(
-    x: torch.Tensor,
-    normalized_shape: list[int],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    dtype: torch.dtype,
-) -> Any:
-    wide = aten._to_copy.default(x, dtype=torch.float32)
-    found = aten.native_layer_norm.default(wide, normalized_shape, weight, bias, eps)
-    return aten._to_copy.default(found[0], dtype=dtype), found[1], found[2]
-
-
-def _add_of_half(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    normalized_shape: list[int],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    dtype: torch.dtype,
-) -> Any:
-    total = aten.add.Tensor(x, residual)
-    return _of_half(total, normalized_shape, weight, bias, eps, dtype)
-
-
 register(
     KernelSpec(
         name="layer_norm",
         patterns=(
-            Pattern(_add_of_half),
-            Pattern(_of_half, {"residual": None}),
-            Pattern(_add_layer_norm, {"dtype": None}),
-            Pattern(_layer_norm, {"residual": None, "dtype": None}),
+            pattern_without(reference),
+            pattern_without(reference, "residual"),
+            pattern_without(reference, "dtype"),
+            pattern_without(reference, "residual", "dtype"),
         ),
         supports=supports,
         reference=reference,
