@@ -4,7 +4,7 @@ and strides; torch's setting `allow_rnn` is on."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -258,8 +258,22 @@ def test_under_autocast_equals_eager(cell: str, inside: bool) -> None:
 
     x = draw(4, 2, 6)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not inside):
-        ours, theirs = torch.compile(function, backend="trnx")(x), function(x)
+        if not (theirs := _unless_unsupported(function, x)):
+            with pytest.raises(RuntimeError, match="primitive descriptor"):
+                torch.compile(function, backend="trnx")(x)
+            return
+        ours = torch.compile(function, backend="trnx")(x)
     assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def _unless_unsupported(function: Callable[..., Any], *args: Any) -> Any:
+    """The result in eager mode; None where oneDNN has no bfloat16 LSTM for this processor, which
+    torch finds out at the call alone."""
+    try:
+        return function(*args)
+    except RuntimeError as error:
+        assert "primitive descriptor" in str(error), error
+        return None
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
