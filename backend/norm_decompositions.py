@@ -1,6 +1,6 @@
 """Normalisation over channels as pointwise ops, which generated kernels fuse with what is near;
-layer norm of rows that no partition holds as a group norm, group norm of rows as a layer norm; the
-gradients of weight norm; those of a layer norm of which fewer than three are wanted.
+layer norm of rows that no partition holds as a group norm, group norm of rows as a layer norm;
+weight norm and its gradients; the gradients of a layer norm of which fewer than three are wanted.
 
 `x` is `[N, C, ...]`, statistics and weights are `[C]`; they become `[1, C, 1, ...]` by views, so
 that the whole is one iteration space. Computed in float32 and rounded once, as eager does.
@@ -149,6 +149,17 @@ def layer_norm_backward_of_fewer(
     return tuple(found)
 
 
+def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, ...]:
+    """`aten._weight_norm_interface`: `v * (g / norms)`, and the norms, which are float32 for half
+    precision as eager's; torch's own rule gives them float16's range, and rounds the quotient.
+    """
+    if v.dtype is torch.float64:
+        return NotImplemented  # type: ignore[no-any-return]
+    wide_v, dims = v.float(), [d for d in range(v.ndim) if d != dim]
+    norms = torch.linalg.vector_norm(wide_v, 2, dims, keepdim=True)
+    return (wide_v * (g.float() / norms)).to(v.dtype), norms
+
+
 def weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,6 +231,7 @@ NORMS_AS_OTHERS: dict[Any, Callable[..., Any]] = {
     aten.native_layer_norm_backward.default: layer_norm_backward_of_fewer,
 }
 NORM_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten._weight_norm_interface.default: weight_norm,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
 }

@@ -285,3 +285,27 @@ def test_gradients_of_weight_norm(dim: int, dtype: torch.dtype) -> None:
     for theirs, ours in zip(*results, strict=True):
         tolerance = 1e-5 if dtype is torch.float32 else 2e-2
         assert_same(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 129), (127, 300), (128, 5, 3)])
+def test_weight_norm_in_half_precision_is_rounded_once(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    # Norms beyond float16's largest number, too: eager's are float32.
+    v = (draw(*shape) * 10_000).clamp(-60_000, 60_000).to(dtype)
+    g, grad = draw(shape[0], *[1] * (len(shape) - 1)).to(dtype), draw(*shape).cos().to(dtype)
+    compiled = torch.compile(torch._weight_norm, backend="trnx", options=ALL_ON_NKI)
+    results = []
+    exact = torch.float64
+    for run, to in ((torch._weight_norm, dtype), (compiled, dtype), (torch._weight_norm, exact)):
+        inputs = [t.to(to).requires_grad_() for t in (v, g)]
+        out = run(*inputs, 0)
+        results.append([out.detach(), *torch.autograd.grad(out, inputs, grad.to(out.dtype))])
+    for theirs, ours, true in zip(*results, strict=True):
+        assert ours.dtype is theirs.dtype
+        # A last digit, where the sums of eager's, in another order, round to the other side.
+        worst = float((theirs - true).abs().max())
+        digit = torch.finfo(dtype).eps * float(true.abs().max())
+        assert float((ours - true).abs().mean()) <= 1.05 * float((theirs - true).abs().mean())
+        assert float((ours - true).abs().max()) <= worst + digit
