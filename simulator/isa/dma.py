@@ -339,6 +339,9 @@ def dma_compute(
     for src in srcs:
         _check_pair(emit, dst, src)
     indirect = [t for t in (dst, *srcs) if t.indirection is not None]
+    # SDK/nki/api/nki/isa/__init__.py (dma_compute): software descriptors for a read-modify-write,
+    # static ones for anything else.
+    emit.attributes = dma_attributes(DmaIssuer.gpsimd if indirect else DmaIssuer.static)
     if indirect:
         fixed = all(t.indirection is not None and t.indirection.is_vector for t in indirect)
         emit.require(fixed, "addresses must be known beforehand, but for a vector_offset")

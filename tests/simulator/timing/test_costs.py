@@ -20,7 +20,7 @@ from trnx.simulator.costs.attributes import (
     ProductMode,
 )
 from trnx.simulator.costs.constants import Timing, free_constants, timing
-from trnx.simulator.costs.cost import Cost, Workload
+from trnx.simulator.costs.cost import DMA_GPSIMD, DMA_STORE, Cost, Workload
 from trnx.simulator.costs.operands import AccessPattern, Operand
 from trnx.simulator.frontend.nki_modules import nki_modules
 from trnx.simulator.hardware import TRN1, TRN2, TRN3, Hardware, hardware
@@ -201,3 +201,16 @@ def test_a_broadcast_over_partitions_is_a_product_with_ones(
     # Of TensorE's rows the power throttle sees one.
     assert cost.rows == 1
     assert cost.weights == 0
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_sums_by_dma_have_software_descriptors_for_rows_that_an_index_names(target: str) -> None:
+    kernels = load_module(Path(__file__).with_name("timing_kernels.py"))
+    specs = [TensorSpec.dense((64, 32), torch.float32), TensorSpec.dense((64, 1), torch.int32)]
+    rows = trace(kernels.added_rows, specs, target=target).rows
+    chip = hardware(target)
+    model, constants = CostModel(chip, rows), timing(chip)
+    named, plain = [model.of(i) for i, row in enumerate(rows) if row.opcode.endswith("dma_compute")]
+    assert (named.queue, plain.queue) == (DMA_GPSIMD, DMA_STORE)
+    assert named.interval == constants.dma_software_issue_ns * 1000
+    assert plain.interval == constants.dma_static_issue_ns * 1000

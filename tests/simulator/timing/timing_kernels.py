@@ -359,3 +359,16 @@ def spread(row):
     out = nl.ndarray((128, row.shape[1]), dtype=row.dtype, buffer=nl.shared_hbm)
     nl.store(out, nl.broadcast_to(nl.load(row), out.shape))
     return out
+
+
+@nki.jit
+def added_rows(x, rows):
+    """The rows that `rows` [N, 1] names of x [N, D] added up in place, and x + x."""
+    count, width = x.shape
+    index = nl.load(rows)
+    total = nl.load(x)
+    named = x.ap(pattern=[[width, count], [1, width]], vector_offset=index, indirect_dim=0)
+    nisa.dma_compute(dst=total, srcs=[named, total], reduce_op=nl.add)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_compute(dst=out, srcs=[total, x], reduce_op=nl.add)
+    return out
