@@ -31,9 +31,9 @@ from typing import NamedTuple
 EPOCH = 16384  # elements whose magnitudes are added
 # Instructions: of a piece ...
 LOAD, BOUND, LIFT, ROUND, ROUND_ON_VECTOR = range(5)
-LEFT, LEFT_ON_VECTOR, SUM, SUM_LEFT, ADD, FINISH = range(5, 11)
+LEFT, LEFT_ON_VECTOR, LEFT_ON_TENSOR, SUM, SUM_LEFT, ADD, FINISH, FINISH_ON_GPSIMD = range(5, 13)
 # ... and of a chunk: its unit, and what it starts with, in turn.
-NOTHING, UNIT, MOVE, START, START_LEFT = range(11, 16)
+NOTHING, UNIT, MOVE, START, START_LEFT = range(13, 18)
 
 
 _Shares = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -52,36 +52,46 @@ class _Way(NamedTuple):
     tail: tuple[int, ...]
     shares: _Shares
     rounds: _Shares
+    tensor: _Shares
+    finishes: _Shares
     adds: int
     lead: int
     window: int
     hurry: float
 
 
-# Few positions, of which the ends count, in two ways; short rows; and long ones, whose chunks are
-# short, since the roundings of what is left grow with what two chunks leave.
+# Few positions, of which the ends count, in three ways; more of short rows; and long ones, whose
+# chunks are short, since the roundings of what is left grow with what two chunks leave.
+_NONE: _Shares = ((), (), 0)
 _FEW, _SHORT_ROW = 4096, 4096
 _SHORT = (
     _Way(
         ((384,), (704,)), (512, 576, 512, 512), (576, 448),
-        ((2, 4, 0, 4, 4), (13, 6), 0), ((32,), (10,), 8), 0, 4096, 10240, 0.5,
+        ((2, 4, 0, 4, 4), (13, 6), 0), ((32,), (10,), 8), _NONE, _NONE, 0, 4096, 10240, 0.5,
     ),
     _Way(
-        ((480,), (640,)), (1472, 128, 128, 928, 128), (544, 512, 448),
-        ((3, 13, 27, 4, 1, 5), (13, 2, 0, 7, 29, 32), 29),
-        ((17, 1, 10, 18, 24, 2, 18), (1, 5, 32, 32, 14, 14), 20), 0, 15616, 11264, 1.0,
+        ((416,),), (608,), (672, 448),
+        ((26, 11, 17, 30, 25, 18), (0, 19, 1, 7, 17, 27), 1),
+        ((32, 5, 25, 19, 24), (2, 18, 32), 20),
+        ((32, 0, 32, 0, 32, 0), (32, 0, 32, 0, 32, 32, 32), 32),
+        ((28, 20, 9, 7, 18, 24), (15, 14, 0, 30, 24, 25, 22), 21), 1, 13312, 13240, 0.6,
     ),
 )  # fmt: skip
 _MIDDLE = _Way(
-    ((512,), (576,), (1024,)), (1408, 1536, 1152), (768, 1344, 1088, 832, 512, 512),
-    ((10, 16, 10), (0, 8), 6), ((27, 2, 16, 10), (), 0), 0, 3840, 13312, 0.7,
+    ((640, 384, 512), (960,), (512,)), (992, 1088), (416, 512, 992, 352, 192, 320, 96),
+    ((32, 6, 0, 6, 24), (10, 21, 0, 9, 0, 15, 17), 0),
+    ((28, 12, 32, 27, 0, 21, 22), (28, 0, 13, 26, 0), 5),
+    ((32, 32, 0, 32), (0, 32, 0, 32, 32, 32, 32), 32),
+    ((19, 23, 19, 14, 19), (19, 14, 21, 27, 23), 7), 5, 36096, 12800, 0.1,
 )  # fmt: skip
 _LONG = _Way(
     ((128,), (512,), (512,), (1024,)), (1024,), (1088, 384, 256), ((10, 8, 8, 4, 16), (2,), 2),
-    ((20, 13, 32), (), 0), 1, 1024, 13312, 0.9,
+    ((20, 13, 32), (), 0), _NONE, _NONE, 1, 1024, 13312, 0.9,
 )  # fmt: skip
 # Nanoseconds of trn2: per element and per instruction, and until results can be seen.
 _VECTOR, _SCALAR, _GPSIMD = (1.0417, 76.0, 107.0), (0.8333, 53.3, 246.0), (1.6667, 125.0, 79.0)
+_TENSOR = (3.3333, 427.0, 646.0)  # for two elements, at half rate: it is not busy enough
+_FEWEST_PAIRS = 256  # that take as long as loading the identity
 _LATER = 512  # elements by which GpSimd prefers what VectorE needs to finish
 _TRIGGER, _TRANSFER, _START_OF_TRANSFER, _END_OF_TRANSFER = 600.0, 1.33, 1000.0, 705.0
 _RESULT = 64  # elements that take as long as ScalarE's accumulator is read out
@@ -112,6 +122,8 @@ class Piece(NamedTuple):
     rounds: int
     on_vector: int
     adds: int
+    on_tensor: int
+    finishes: int
 
 
 class Plan(NamedTuple):
@@ -132,9 +144,9 @@ def moves(chunk: Chunk) -> bool:
 @cache
 def plan_of(length: int, tiles: int) -> Plan:
     """For rows of `length`, one a partition, cut in the way whose schedule ends first."""
-    ways: tuple[_Way, ...] = (_LONG,) if length > _SHORT_ROW else (_MIDDLE,)
+    ways: tuple[_Way, ...] = (_LONG,) if length > _SHORT_ROW else (_MIDDLE, _LONG)
     if length * tiles <= _FEW:
-        ways = _SHORT
+        ways = (*_SHORT, _LONG)
     plans = [_plan(length, tiles, way) for way in ways]
     return min(plans, key=lambda plan: plan[0])[1]
 
@@ -154,7 +166,7 @@ def _plan(length: int, tiles: int, way: _Way) -> tuple[float, Plan]:
             numbers = (tile, first, sum(cut), number, len(pieces), last, int(begins))
             place = 0
             for count in cut:
-                pieces.append(Piece(len(chunks), place, count, 0, 0, 0))
+                pieces.append(Piece(len(chunks), place, count, 0, 0, 0, 0, 0))
                 place += count
             chunks.append(Chunk(*numbers, *before))
             first += sum(cut)
@@ -197,7 +209,17 @@ def _shared(pieces: Sequence[Piece], way: _Way) -> tuple[Piece, ...]:
         rounds = _share(piece.size, i, behind, way.rounds)
         on_vector = _share(piece.size, i, behind, way.shares)
         adds = int(behind < way.adds)
-        found.append(piece._replace(rounds=rounds, on_vector=on_vector, adds=adds))
+        on_tensor = int(_share(1024, i, behind, way.tensor) > 0)
+        finishes = _share(piece.size, i, behind, way.finishes)
+        found.append(
+            piece._replace(
+                rounds=rounds,
+                on_vector=on_vector,
+                adds=adds,
+                on_tensor=on_tensor,
+                finishes=finishes,
+            )
+        )
     return tuple(found)
 
 
@@ -247,7 +269,12 @@ class _Order:
         needs: Iterable[tuple[int, int] | None],
         turn: float,
     ) -> None:
-        engine = {id(_VECTOR): "vector", id(_SCALAR): "scalar", id(_GPSIMD): "gpsimd"}[id(cost)]
+        engine = {
+            id(_VECTOR): "vector",
+            id(_SCALAR): "scalar",
+            id(_GPSIMD): "gpsimd",
+            id(_TENSOR): "tensor",
+        }[id(cost)]
         each, fixed, latency = cost
         taken = each * count + fixed
         found = tuple(need for need in needs if need is not None)
@@ -279,11 +306,16 @@ class _Order:
             rest = padded - piece.rounds
             self._add((LIFT, i), _SCALAR, rest, [(LOAD, i), (UNIT, c)], place)
             self._add((ROUND, i), _SCALAR, rest, [(LIFT, i)], place)
+        each = 2 if piece.on_tensor else 1
         if padded > piece.on_vector:
-            self._add((LEFT, i), _GPSIMD, padded - piece.on_vector, rounded, place + _LATER)
+            rest = (padded - piece.on_vector) // each
+            self._add((LEFT, i), _GPSIMD, rest, rounded, place + _LATER)
         if piece.on_vector:
             needs = rounded if piece.on_vector > piece.rounds else rounded[:1]
-            self._add((LEFT_ON_VECTOR, i), _VECTOR, piece.on_vector, needs, place)
+            self._add((LEFT_ON_VECTOR, i), _VECTOR, piece.on_vector // each, needs, place)
+        if piece.on_tensor:
+            pairs = max(_FEWEST_PAIRS, padded // 2)
+            self._add((LEFT_ON_TENSOR, i), _TENSOR, pairs, rounded, place)
         start, start_left = (SUM, i - 1), (SUM_LEFT, i - 1)
         if piece.first == 0:
             is_first = chunk.number == 0
@@ -294,11 +326,19 @@ class _Order:
         left = [
             (LEFT, i) if padded > piece.on_vector else None,
             (LEFT_ON_VECTOR, i) if piece.on_vector else None,
+            (LEFT_ON_TENSOR, i) if piece.on_tensor else None,
         ]
         self._add((SUM_LEFT, i), _VECTOR, half, [*left, start_left], place)
         self._add((ADD, i), _VECTOR if piece.adds else _GPSIMD, half, [(SUM_LEFT, i)], place)
-        self._add((FINISH, i), _VECTOR, count, [(ADD, i), (SUM, i)], place)
-        self._steps[_STORE, i] = _Step("store", _TRIGGER, moved, ((FINISH, i),), place)
+        needs = [(ADD, i), (SUM, i)]
+        finished = []
+        if padded > piece.finishes:
+            finished.append((FINISH, i))
+            self._add((FINISH, i), _VECTOR, padded - piece.finishes, needs, place)
+        if piece.finishes:
+            finished.append((FINISH_ON_GPSIMD, i))
+            self._add(finished[-1], _GPSIMD, piece.finishes, needs, place)
+        self._steps[_STORE, i] = _Step("store", _TRIGGER, moved, tuple(finished), place)
 
     def _add_unit(self, c: int) -> None:
         chunk, count = self._chunks[c], 1
@@ -335,17 +375,22 @@ class _Order:
             for need in step.needs:
                 follows[need].append(name)
         seen = dict.fromkeys(steps, 0.0)
-        free = dict.fromkeys(("load", "store", "vector", "scalar", "gpsimd"), 0.0)
+        free = dict.fromkeys(("load", "store", "vector", "scalar", "gpsimd", "tensor"), 0.0)
         ready: dict[str, list[tuple[int, int]]] = {engine: [] for engine in free}
         for name, count in waits.items():
             if count == 0:
                 ready[steps[name].engine].append(name)
         transfers, order = 0.0, []
+        bus, holder = 0.0, ""
         while any(ready.values()):
             start, name = min(
-                self._next(names, free[engine], seen) for engine, names in ready.items() if names
+                self._next(names, free[engine], seen, bus if engine != holder else 0.0)
+                for engine, names in ready.items()
+                if names
             )
             step = steps[name]
+            if step.engine == "gpsimd" or name[0] == ROUND_ON_VECTOR:
+                bus, holder = start + step.taken, step.engine
             ready[step.engine].remove(name)
             free[step.engine] = start + step.taken
             end = start + step.seen
@@ -362,9 +407,17 @@ class _Order:
         return transfers + _END_OF_TRANSFER, order
 
     def _next(
-        self, names: Sequence[tuple[int, int]], free: float, seen: dict[tuple[int, int], float]
+        self,
+        names: Sequence[tuple[int, int]],
+        free: float,
+        seen: dict[tuple[int, int], float],
+        bus: float,
     ) -> tuple[float, tuple[int, int]]:
-        """When an engine that is `free` then can start something, and what."""
+        """When an engine that is `free` then can start something, and what; `bus` is when the other
+        one of GpSimd and VectorE's fast modes leaves what they share."""
         earliest = max(free, min(seen[name] for name in names))
         can = [name for name in names if seen[name] <= earliest]
-        return earliest, min(can, key=lambda name: (self._steps[name].turn, name[1], name[0]))
+        first = min(can, key=lambda name: (self._steps[name].turn, name[1], name[0]))
+        if self._steps[first].engine == "gpsimd" or first[0] == ROUND_ON_VECTOR:
+            earliest = max(earliest, bus)
+        return earliest, first
