@@ -8,17 +8,18 @@ engine by engine: of those instructions that are ready, the one for the earliest
 first, small ones before all others, since large ones of another engine wait for them.
 
 The sizes were searched for by the ends of these schedules, which are within 0.2 us of the predicted
-times of 128x2048 and 1024x4096, and by those times of 128x4096, 128x1000 and 64x32768.
+times of 128x2048 and 1024x4096, and by those times.
 
 What bounds this on trn2, in ns for an element of each partition: ScalarE 2.5 (bound, lift, round),
-GpSimd 2.5 (what is left, and half an addition), VectorE 2.1 (two scans of halves, results); 7.1, so
-2.4 for each where all share evenly. Load and store are 2.7 of DMA, a plain scan in float32, whose
-errors are 29 to 58 times eager's (`scripts/bench/versus_aws.py --rows cumsum`), 1.04 of VectorE.
-1024x4096 has 32,768 such elements: 87 us of DMA, 77 of each engine and 8 of fixed times; with 3 us
-until the first elements can be used and 3 behind the last results it cannot end before 91 us, and
-ends at 100.4 (the plain scan: 88.8). 128x2048 has 2,048: 2.4 us until the first, 4.8 of each
-engine, 2.3 of fixed times, 2.3 behind the last: 11.8 if no engine ever waited for another, and each
-piece goes through six instructions one after the other; it ends at 13.4 (the plain scan: 11.1).
+VectorE 2.1 (two scans of halves, results), GpSimd 1.7 (half of what is left, half an addition),
+TensorE 1.7 at half rate (the other half); 2.1 for each of the first three where they share evenly.
+Load and store are 2.7 of DMA, a plain scan in float32, whose errors are 29 to 58 times eager's
+(`scripts/bench/versus_aws.py --rows cumsum`), 1.04 of VectorE. 1024x4096 has 32,768 such elements:
+87 us of DMA; with 3 us until the first elements can be used and 3 behind the last results it cannot
+end before 93 us, and ends at 94.8 (the plain scan: 88.8). 128x2048 has 2,048: 2.4 us until the
+first, 2.4 behind the last results; between these VectorE has 4.3 us of elements and 2 of fixed
+times, and each piece goes through six instructions one after the other, the last ones of which all
+engines but ScalarE share; it ends at 12.9 (the plain scan: 11.1).
 """
 
 from __future__ import annotations
@@ -28,66 +29,14 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from trnx.nki_kernels.kernels._fixed_point_ways import Shares, Way, ways_of
+
 EPOCH = 16384  # elements whose magnitudes are added
 # Instructions: of a piece ...
 LOAD, BOUND, LIFT, ROUND, ROUND_ON_VECTOR = range(5)
 LEFT, LEFT_ON_VECTOR, LEFT_ON_TENSOR, SUM, SUM_LEFT, ADD, FINISH, FINISH_ON_GPSIMD = range(5, 13)
 # ... and of a chunk: its unit, and what it starts with, in turn.
 NOTHING, UNIT, MOVE, START, START_LEFT = range(13, 18)
-
-
-_Shares = tuple[tuple[int, ...], tuple[int, ...], int]
-
-
-class _Way(NamedTuple):
-    """How to cut: `head` are the first pieces by chunk, `middle` those of other chunks, `tail` of
-    the last one. VectorE finds what is left of `shares` / 32 of the first pieces, of the last ones
-    (from the end), and of others, and rounds `rounds` / 32 of them; it adds in the last `adds`
-    pieces. Bounds are `lead` elements ahead of what needs them, but no more than `hurry` of the
-    elements so far; loads are `window` ahead of stores (SBUF limits that).
-    """
-
-    head: tuple[tuple[int, ...], ...]
-    middle: tuple[int, ...]
-    tail: tuple[int, ...]
-    shares: _Shares
-    rounds: _Shares
-    tensor: _Shares
-    finishes: _Shares
-    adds: int
-    lead: int
-    window: int
-    hurry: float
-
-
-# Few positions, of which the ends count, in three ways; more of short rows; and long ones, whose
-# chunks are short, since the roundings of what is left grow with what two chunks leave.
-_NONE: _Shares = ((), (), 0)
-_FEW, _SHORT_ROW = 4096, 4096
-_SHORT = (
-    _Way(
-        ((384,), (704,)), (512, 576, 512, 512), (576, 448),
-        ((2, 4, 0, 4, 4), (13, 6), 0), ((32,), (10,), 8), _NONE, _NONE, 0, 4096, 10240, 0.5,
-    ),
-    _Way(
-        ((416,),), (608,), (672, 448),
-        ((26, 11, 17, 30, 25, 18), (0, 19, 1, 7, 17, 27), 1),
-        ((32, 5, 25, 19, 24), (2, 18, 32), 20),
-        ((32, 0, 32, 0, 32, 0), (32, 0, 32, 0, 32, 32, 32), 32),
-        ((28, 20, 9, 7, 18, 24), (15, 14, 0, 30, 24, 25, 22), 21), 1, 13312, 13240, 0.6,
-    ),
-)  # fmt: skip
-_MIDDLE = _Way(
-    ((640, 384, 512), (960,), (512,)), (992, 1088), (416, 512, 992, 352, 192, 320, 96),
-    ((32, 6, 0, 6, 24), (10, 21, 0, 9, 0, 15, 17), 0),
-    ((28, 12, 32, 27, 0, 21, 22), (28, 0, 13, 26, 0), 5),
-    ((32, 32, 0, 32), (0, 32, 0, 32, 32, 32, 32), 32),
-    ((19, 23, 19, 14, 19), (19, 14, 21, 27, 23), 7), 5, 36096, 12800, 0.1,
-)  # fmt: skip
-_LONG = _Way(
-    ((128,), (512,), (512,), (1024,)), (1024,), (1088, 384, 256), ((10, 8, 8, 4, 16), (2,), 2),
-    ((20, 13, 32), (), 0), _NONE, _NONE, 1, 1024, 13312, 0.9,
-)  # fmt: skip
 # Nanoseconds of trn2: per element and per instruction, and until results can be seen.
 _VECTOR, _SCALAR, _GPSIMD = (1.0417, 76.0, 107.0), (0.8333, 53.3, 246.0), (1.6667, 125.0, 79.0)
 _TENSOR = (3.3333, 427.0, 646.0)  # for two elements, at half rate: it is not busy enough
@@ -144,14 +93,11 @@ def moves(chunk: Chunk) -> bool:
 @cache
 def plan_of(length: int, tiles: int) -> Plan:
     """For rows of `length`, one a partition, cut in the way whose schedule ends first."""
-    ways: tuple[_Way, ...] = (_LONG,) if length > _SHORT_ROW else (_MIDDLE, _LONG)
-    if length * tiles <= _FEW:
-        ways = (*_SHORT, _LONG)
-    plans = [_plan(length, tiles, way) for way in ways]
+    plans = [_plan(length, tiles, way) for way in ways_of(length, tiles)]
     return min(plans, key=lambda plan: plan[0])[1]
 
 
-def _plan(length: int, tiles: int, way: _Way) -> tuple[float, Plan]:
+def _plan(length: int, tiles: int, way: Way) -> tuple[float, Plan]:
     """And the ns that it takes."""
     chunks: list[Chunk] = []
     pieces: list[Piece] = []
@@ -175,7 +121,7 @@ def _plan(length: int, tiles: int, way: _Way) -> tuple[float, Plan]:
     return end, Plan(tiles, tuple(chunks), shared, tuple(order))
 
 
-def _cuts(length: int, is_first: bool, is_last: bool, way: _Way) -> list[list[int]]:
+def _cuts(length: int, is_first: bool, is_last: bool, way: Way) -> list[list[int]]:
     """Pieces by chunk."""
     cuts: list[list[int]] = []
     left = length
@@ -202,7 +148,7 @@ def _pieces(count: int, sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def _shared(pieces: Sequence[Piece], way: _Way) -> tuple[Piece, ...]:
+def _shared(pieces: Sequence[Piece], way: Way) -> tuple[Piece, ...]:
     found = []
     for i, piece in enumerate(pieces):
         behind = len(pieces) - 1 - i
@@ -223,7 +169,7 @@ def _shared(pieces: Sequence[Piece], way: _Way) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def _share(size: int, i: int, behind: int, shares: _Shares) -> int:
+def _share(size: int, i: int, behind: int, shares: Shares) -> int:
     """How much of piece `i`, `behind` which so many follow, is VectorE's; few elements are none."""
     first, last, share = shares
     if i < len(first):
@@ -252,7 +198,7 @@ _STORE = 40  # no instruction of its own: it follows FINISH
 class _Order:
     """The instructions of all pieces, and the order in which a schedule starts them."""
 
-    def __init__(self, chunks: Sequence[Chunk], pieces: Sequence[Piece], way: _Way) -> None:
+    def __init__(self, chunks: Sequence[Chunk], pieces: Sequence[Piece], way: Way) -> None:
         self._chunks, self._pieces, self._way = chunks, pieces, way
         self._steps: dict[tuple[int, int], _Step] = {}
         places = [0]

@@ -2,12 +2,12 @@
 
 A row is cut into chunks. Each gets a grid from a bound of its sums, the multiples of a power of
 two: elements are rounded to it by a power of two so large that float32 holds nothing finer of the
-difference, `lift - (lift - element)`. Sums of what is on the grid lose nothing, since 24 bits hold
-them. What is left, half a step of the grid an element at the most, is added in float32 (S. M. Rump,
-T. Ogita, S. Oishi, "Accurate floating-point summation", SISC 31, 2008, splits so). Where a later
-chunk has a coarser grid, what that does not hold of the sum so far goes to the other sum. Roundings
-of that sum grow with the length where what is left has one sign: rows of up to 16,384 equal
-elements keep to twice eager's error (`test_scans.py`), longer ones may not.
+difference, `lift - (lift + element)`, which is negative. Sums of what is on the grid lose nothing,
+since 24 bits hold them. What is left, half a step of the grid an element at the most, is added in
+float32 (S. M. Rump, T. Ogita, S. Oishi, "Accurate floating-point summation", SISC 31, 2008, splits
+so). Where a later chunk has a coarser grid, what that does not hold of the sum so far goes to the
+other sum. Roundings of that sum grow with the length where what is left has one sign: rows of up to
+16,384 equal elements keep to twice eager's error (`test_scans.py`), longer ones may not.
 
 The bound is the sum of magnitudes of the row's last `EPOCH` to `2 * EPOCH` elements and the sum
 before these. Where it is not finite, because an element is not or because sums may be beyond 2^125,
@@ -19,9 +19,11 @@ by at most half a unit in the last place of the element and of the sum. Both kin
 instruction: the sums on the grid are read twice each, beside what is left behind every second
 element and, between two of these, what is added behind the others.
 
-VectorE scans and adds, ScalarE bounds and rounds, GpSimd subtracts and adds; what is left of some
-elements VectorE finds, so that all three have as much to do. `_fixed_point_plan.py` says in which
-order, `_fixed_point_units.py` has the small instructions.
+VectorE scans and adds, ScalarE bounds and rounds, GpSimd finds what is left, and adds. VectorE
+helps with some elements, so that all three have as much to do, and TensorE with every second one:
+products with the identity add an element and its rounded negative in PSUM, exactly, as no sum on
+the way has more than 24 bits. `_fixed_point_plan.py` says in which order, `_fixed_point_units.py`
+has the small instructions.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ SHORTEST = 513  # rows of which a partition has no two
 
 
 class _Work(NamedTuple):
-    """A core's part; lists by chunk or piece."""
+    """A core's part; lists by chunk or piece. `even` is what TensorE finds left, or None, and
+    `finished` how many results there are."""
 
     x: nl.NkiTensor
     out: nl.NkiTensor
@@ -164,7 +167,7 @@ def _on_chunk(work: _Work, kind: int, c: int) -> None:
     if kind == NOTHING:
         start_with_nothing(work.sums[c], work.given)
     elif kind == UNIT:
-        unit(work.chunks[c], work.scales, work.sums, c, work.given)
+        unit(work.chunks[c], work.scales, work.sums, c)
     elif kind == MOVE:
         move(work.scales, work.sums, c)
     elif kind == START:

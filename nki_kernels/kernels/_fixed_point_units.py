@@ -14,16 +14,16 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._fixed_point_plan import Chunk, moves
 
 _JUNK = 2048  # the longest piece
-# Magnitudes are below 16 / 17 of `lift`, more than half of the scaled bound: room for what rounding
-# adds to them. The finest grid is 2^-24 times `lift`.
+# Magnitudes are below 16 / 17 of that of `lift`, more than half of the scaled bound: room for what
+# rounding adds to them. The finest grid is 2^-24 times that.
 _SCALE = 2.125
 _EXPONENT = 255 * 2**23  # the bits of the exponent of float32
 _SIGN = -(2**31)
 
 
 class Constants(NamedTuple):
-    """A column of zeros; where ScalarE puts what nobody reads; and the scaled bounds
-    of all chunks, `[128, chunks]`."""
+    """A column of zeros; where ScalarE puts what nobody reads; and the scaled bounds of all chunks,
+    `[128, chunks]`."""
 
     zero: nl.NkiTensor
     junk: nl.NkiTensor
@@ -32,8 +32,8 @@ class Constants(NamedTuple):
 
 class Scales(NamedTuple):
     """Of a chunk, columns: the scaled sum of magnitudes since the epoch began; the bound of the
-    sums, scaled; its power of two, to which what is added is rounded; and that or, where what was
-    left is moved, with it."""
+    sums, scaled; its power of two, negated, to which what is added is rounded, twice and once; and
+    that or, where what was left is moved, with it."""
 
     magnitudes: nl.NkiTensor
     bound: nl.NkiTensor
@@ -58,9 +58,7 @@ def constants(chunks: int) -> Constants:
     bounds = nl.ndarray((pmax, chunks), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zero, value=0.0)
     nisa.memset(dst=bounds, value=0.0, engine=nisa.engine.gpsimd)
-    return Constants(
-        zero, nl.ndarray((pmax, _JUNK), dtype=nl.bfloat16, buffer=nl.sbuf), bounds
-    )
+    return Constants(zero, nl.ndarray((pmax, _JUNK), dtype=nl.bfloat16, buffer=nl.sbuf), bounds)
 
 
 def scales_of(p: int, c: int, chunk: Chunk, given: Constants) -> Scales:
@@ -94,7 +92,7 @@ def bound(
     )  # fmt: skip
 
 
-def unit(chunk: Chunk, scales: list[Any], sums: list[Any], c: int, given: Constants) -> None:
+def unit(chunk: Chunk, scales: list[Any], sums: list[Any], c: int) -> None:
     """What chunk `c` rounds to: the sums are bounded by the magnitudes of its epoch and the one
     before, and the sum before these."""
     own = scales[c]

@@ -5,8 +5,8 @@ adds up the rows of each address, and DMA adds the sum of the first one to what 
 and NaN values would spread in that product, so they go their own way, as counts: a row gets one
 where there is one at its address.
 
-The base is copied behind the loads of the first rows, which are summed up meanwhile. Engines work
-on three tiles at a time: what is finite of one, the products of the one before, their sum.
+A long base is copied behind the loads of the first rows, which are summed up meanwhile. Engines
+work on three tiles at a time: what is finite of one, the products of the one before, their sum.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from trnx.nki_kernels.kernels.indexing._scatter_kernels import part_of, rows_in_
 _LARGEST = 3.4028234663852886e38  # of float32
 _BIG = 2.0**100  # its square is infinite
 _FILL = 4096  # elements of the zeros that memory is filled from
+_SHORT = 1 << 20  # elements whose copy the first loads do not wait for
 _LOADED = 65536  # bytes of rows in a partition that are loaded ahead
 
 
@@ -50,7 +51,7 @@ class _Tile(NamedTuple):
 
 class _Same(NamedTuple):
     """Of a tile: `[P, P]`, 1 where two rows have one address; 2^100 there, in bfloat16; and the
-    addresses of the first row of each, those of others out of bounds."""
+    addresses of the first row of each, those of others and `skipped` ones out of bounds."""
 
     ones: nl.NkiTensor
     big: nl.NkiTensor
@@ -112,6 +113,9 @@ def add_rows_kernel(
         bad = no_bad_index()
         tiles = _tiles_of(positions, tile, first, last)
         ahead = max(2, _LOADED // (tiles[0].size * values.dtype.itemsize))
+        is_short = table.size <= _SHORT
+        if is_short:
+            _begin_with(part_of(table, own), None if base is None else part_of(base, own), False)
         runs = []  # type: list[nl.NkiTensor]
         loaded = []  # type: list[nl.NkiTensor]
         for some in tiles[0:ahead]:
@@ -119,7 +123,8 @@ def add_rows_kernel(
                 form = (some.partitions, some.length)
                 runs.append(addresses(terms, indices, some.row, form, bad, False, True))
             loaded.append(_load(source, some))
-        _begin_with(part_of(table, own), None if base is None else part_of(base, own))
+        if not is_short:
+            _begin_with(part_of(table, own), None if base is None else part_of(base, own), True)
         earlier = triangle(1.0, 0.0, nl.greater, nl.float32)
         masked = []  # type: list[_Masked]
         products = []  # type: list[_Products]
@@ -173,23 +178,24 @@ def _load(source: nl.NkiTensor, tile: _Tile) -> nl.NkiTensor:
     return rows
 
 
-def _begin_with(part: nl.NkiTensor, base: nl.NkiTensor | None) -> None:
-    """HBM `[size]` or `[units, columns]`: copy the base, or fill with zeros."""
+def _begin_with(part: nl.NkiTensor, base: nl.NkiTensor | None, waits: bool) -> None:
+    """HBM `[size]` or `[units, columns]`: copy the base, or fill with zeros; `waits` for loads."""
     if base is None:
-        _fill_with_zeros(part)
+        _fill_with_zeros(part, waits)
     else:
-        _copy_behind_loads(part, base)
+        _copy(part, base, waits)
 
 
-def _copy_behind_loads(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
-    """On the ring of the loads, where hardware writes descriptors."""
-    if nisa.get_nc_version() == nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src)
-    else:
+def _copy(dst: nl.NkiTensor, src: nl.NkiTensor, waits: bool) -> None:
+    """`waits`: on the ring of the loads, where hardware writes descriptors, and of equal dtypes."""
+    is_old = nisa.get_nc_version() == nisa.nc_version.gen2
+    if waits and not is_old and dst.dtype == src.dtype:
         nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
 
 
-def _fill_with_zeros(part: nl.NkiTensor) -> None:
+def _fill_with_zeros(part: nl.NkiTensor, waits: bool) -> None:
     pmax = nl.tile_size.pmax
     zeros = nl.ndarray((pmax, _FILL), dtype=part.dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
@@ -202,12 +208,12 @@ def _fill_with_zeros(part: nl.NkiTensor) -> None:
         here = part[done : done + partitions * length]
         if part.ndim == 1:
             goal = here.reshape_dim(0, (partitions, length))
-            _copy_behind_loads(goal, zeros[0:partitions, 0:length])
+            _copy(goal, zeros[0:partitions, 0:length], waits)
         else:
             for col in range(0, width, _FILL):
                 size = min(_FILL, width - col)
                 some = zeros[0:partitions, 0 : length * size].reshape_dim(1, (length, size))
-                _copy_behind_loads(here[:, col : col + size], some)
+                _copy(here[:, col : col + size], some, waits)
         done = done + partitions * length
 
 
@@ -245,6 +251,11 @@ def _same_address(
     )
     is_later = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=is_later, op=nl.maximum, data=before, axis=1)
+    if skipped >= 0:
+        nisa.scalar_tensor_tensor(
+            dst=is_later, data=column, op0=nl.equal, operand0=float(skipped), op1=nl.maximum,
+            operand1=is_later,
+        )  # fmt: skip
     of_first = nl.ndarray((partitions, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=of_first, data=is_later, op0=nl.multiply, operand0=float(units), op1=nl.add,
