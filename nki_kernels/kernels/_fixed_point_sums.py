@@ -15,9 +15,10 @@ there is no grid: a core computes all of its rows once more, tile after tile (`_
 
 Both scans take two elements a step, `(element + sum) + next element`, and give the sums behind
 every second one: half of the steps. Those between are `sum + (rest + element)`, which rounds twice,
-by at most half a unit in the last place of the element and of the sum. Both kinds are one
-instruction: the sums on the grid are read twice each, beside what is left behind every second
-element and, between two of these, what is added behind the others.
+by at most half a unit in the last place of the element and of the sum: where elements are larger
+than all sums, errors were up to 2.9 times eager's. Both kinds are one instruction: the sums on the
+grid are read twice each, beside what is left behind every second element and, between two of these,
+what is added behind the others.
 
 VectorE scans and adds, ScalarE bounds and rounds, GpSimd finds what is left, and adds. VectorE
 helps with some elements, so that all three have as much to do, and TensorE with every second one:
