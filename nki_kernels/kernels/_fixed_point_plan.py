@@ -8,17 +8,18 @@ engine by engine: of those instructions that are ready, the one for the earliest
 first, small ones before all others, since large ones of another engine wait for them.
 
 The sizes were searched for by the ends of these schedules, which are within 0.2 us of the predicted
-times of 128x2048 and 1024x4096, and by those times of 128x4096, 128x1000 and 64x32768.
+times of 128x2048 and 1024x4096, and by those times.
 
 What bounds this on trn2, in ns for an element of each partition: ScalarE 2.5 (bound, lift, round),
-GpSimd 2.5 (what is left, and half an addition), VectorE 2.1 (two scans of halves, results); 7.1, so
-2.4 for each where all share evenly. Load and store are 2.7 of DMA, a plain scan in float32, whose
-errors are 29 to 58 times eager's (`scripts/bench/versus_aws.py --rows cumsum`), 1.04 of VectorE.
-1024x4096 has 32,768 such elements: 87 us of DMA, 77 of each engine and 8 of fixed times; with 3 us
-until the first elements can be used and 3 behind the last results it cannot end before 91 us, and
-ends at 100.4 (the plain scan: 88.8). 128x2048 has 2,048: 2.4 us until the first, 4.8 of each
-engine, 2.3 of fixed times, 2.3 behind the last: 11.8 if no engine ever waited for another, and each
-piece goes through six instructions one after the other; it ends at 13.4 (the plain scan: 11.1).
+VectorE 2.1 (two scans of halves, results), GpSimd 1.7 (half of what is left, half an addition),
+TensorE 1.7 at half rate (the other half); 2.1 for each of the first three where they share evenly.
+Load and store are 2.7 of DMA, a plain scan in float32, whose errors are 29 to 58 times eager's
+(`scripts/bench/versus_aws.py --rows cumsum`), 1.04 of VectorE. 1024x4096 has 32,768 such elements:
+87 us of DMA; with 3 us until the first elements can be used and 3 behind the last results it cannot
+end before 93 us, and ends at 94.8 (the plain scan: 88.8). 128x2048 has 2,048: 2.4 us until the
+first, 2.4 behind the last results; between these VectorE has 4.3 us of elements and 2 of fixed
+times, and each piece goes through six instructions one after the other, the last ones of which all
+engines but ScalarE share; it ends at 12.9 (the plain scan: 11.1).
 """
 
 from __future__ import annotations
@@ -28,60 +29,18 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from trnx.nki_kernels.kernels._fixed_point_ways import Shares, Way, ways_of
+
 EPOCH = 16384  # elements whose magnitudes are added
 # Instructions: of a piece ...
 LOAD, BOUND, LIFT, ROUND, ROUND_ON_VECTOR = range(5)
-LEFT, LEFT_ON_VECTOR, SUM, SUM_LEFT, ADD, FINISH = range(5, 11)
+LEFT, LEFT_ON_VECTOR, LEFT_ON_TENSOR, SUM, SUM_LEFT, ADD, FINISH, FINISH_ON_GPSIMD = range(5, 13)
 # ... and of a chunk: its unit, and what it starts with, in turn.
-NOTHING, UNIT, MOVE, START, START_LEFT = range(11, 16)
-
-
-_Shares = tuple[tuple[int, ...], tuple[int, ...], int]
-
-
-class _Way(NamedTuple):
-    """How to cut: `head` are the first pieces by chunk, `middle` those of other chunks, `tail` of
-    the last one. VectorE finds what is left of `shares` / 32 of the first pieces, of the last ones
-    (from the end), and of others, and rounds `rounds` / 32 of them; it adds in the last `adds`
-    pieces. Bounds are `lead` elements ahead of what needs them, but no more than `hurry` of the
-    elements so far; loads are `window` ahead of stores (SBUF limits that).
-    """
-
-    head: tuple[tuple[int, ...], ...]
-    middle: tuple[int, ...]
-    tail: tuple[int, ...]
-    shares: _Shares
-    rounds: _Shares
-    adds: int
-    lead: int
-    window: int
-    hurry: float
-
-
-# Few positions, of which the ends count, in two ways; short rows; and long ones, whose chunks are
-# short, since the roundings of what is left grow with what two chunks leave.
-_FEW, _SHORT_ROW = 4096, 4096
-_SHORT = (
-    _Way(
-        ((384,), (704,)), (512, 576, 512, 512), (576, 448),
-        ((2, 4, 0, 4, 4), (13, 6), 0), ((32,), (10,), 8), 0, 4096, 10240, 0.5,
-    ),
-    _Way(
-        ((480,), (640,)), (1472, 128, 128, 928, 128), (544, 512, 448),
-        ((3, 13, 27, 4, 1, 5), (13, 2, 0, 7, 29, 32), 29),
-        ((17, 1, 10, 18, 24, 2, 18), (1, 5, 32, 32, 14, 14), 20), 0, 15616, 11264, 1.0,
-    ),
-)  # fmt: skip
-_MIDDLE = _Way(
-    ((512,), (576,), (1024,)), (1408, 1536, 1152), (768, 1344, 1088, 832, 512, 512),
-    ((10, 16, 10), (0, 8), 6), ((27, 2, 16, 10), (), 0), 0, 3840, 13312, 0.7,
-)  # fmt: skip
-_LONG = _Way(
-    ((128,), (512,), (512,), (1024,)), (1024,), (1088, 384, 256), ((10, 8, 8, 4, 16), (2,), 2),
-    ((20, 13, 32), (), 0), 1, 1024, 13312, 0.9,
-)  # fmt: skip
+NOTHING, UNIT, MOVE, START, START_LEFT = range(13, 18)
 # Nanoseconds of trn2: per element and per instruction, and until results can be seen.
 _VECTOR, _SCALAR, _GPSIMD = (1.0417, 76.0, 107.0), (0.8333, 53.3, 246.0), (1.6667, 125.0, 79.0)
+_TENSOR = (3.3333, 427.0, 646.0)  # for two elements, at half rate: it is not busy enough
+_FEWEST_PAIRS = 256  # that take as long as loading the identity
 _LATER = 512  # elements by which GpSimd prefers what VectorE needs to finish
 _TRIGGER, _TRANSFER, _START_OF_TRANSFER, _END_OF_TRANSFER = 600.0, 1.33, 1000.0, 705.0
 _RESULT = 64  # elements that take as long as ScalarE's accumulator is read out
@@ -112,6 +71,8 @@ class Piece(NamedTuple):
     rounds: int
     on_vector: int
     adds: int
+    on_tensor: int
+    finishes: int
 
 
 class Plan(NamedTuple):
@@ -132,14 +93,11 @@ def moves(chunk: Chunk) -> bool:
 @cache
 def plan_of(length: int, tiles: int) -> Plan:
     """For rows of `length`, one a partition, cut in the way whose schedule ends first."""
-    ways: tuple[_Way, ...] = (_LONG,) if length > _SHORT_ROW else (_MIDDLE,)
-    if length * tiles <= _FEW:
-        ways = _SHORT
-    plans = [_plan(length, tiles, way) for way in ways]
+    plans = [_plan(length, tiles, way) for way in ways_of(length, tiles)]
     return min(plans, key=lambda plan: plan[0])[1]
 
 
-def _plan(length: int, tiles: int, way: _Way) -> tuple[float, Plan]:
+def _plan(length: int, tiles: int, way: Way) -> tuple[float, Plan]:
     """And the ns that it takes."""
     chunks: list[Chunk] = []
     pieces: list[Piece] = []
@@ -154,7 +112,7 @@ def _plan(length: int, tiles: int, way: _Way) -> tuple[float, Plan]:
             numbers = (tile, first, sum(cut), number, len(pieces), last, int(begins))
             place = 0
             for count in cut:
-                pieces.append(Piece(len(chunks), place, count, 0, 0, 0))
+                pieces.append(Piece(len(chunks), place, count, 0, 0, 0, 0, 0))
                 place += count
             chunks.append(Chunk(*numbers, *before))
             first += sum(cut)
@@ -163,7 +121,7 @@ def _plan(length: int, tiles: int, way: _Way) -> tuple[float, Plan]:
     return end, Plan(tiles, tuple(chunks), shared, tuple(order))
 
 
-def _cuts(length: int, is_first: bool, is_last: bool, way: _Way) -> list[list[int]]:
+def _cuts(length: int, is_first: bool, is_last: bool, way: Way) -> list[list[int]]:
     """Pieces by chunk."""
     cuts: list[list[int]] = []
     left = length
@@ -190,18 +148,28 @@ def _pieces(count: int, sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def _shared(pieces: Sequence[Piece], way: _Way) -> tuple[Piece, ...]:
+def _shared(pieces: Sequence[Piece], way: Way) -> tuple[Piece, ...]:
     found = []
     for i, piece in enumerate(pieces):
         behind = len(pieces) - 1 - i
         rounds = _share(piece.size, i, behind, way.rounds)
         on_vector = _share(piece.size, i, behind, way.shares)
         adds = int(behind < way.adds)
-        found.append(piece._replace(rounds=rounds, on_vector=on_vector, adds=adds))
+        on_tensor = int(_share(1024, i, behind, way.tensor) > 0)
+        finishes = _share(piece.size, i, behind, way.finishes)
+        found.append(
+            piece._replace(
+                rounds=rounds,
+                on_vector=on_vector,
+                adds=adds,
+                on_tensor=on_tensor,
+                finishes=finishes,
+            )
+        )
     return tuple(found)
 
 
-def _share(size: int, i: int, behind: int, shares: _Shares) -> int:
+def _share(size: int, i: int, behind: int, shares: Shares) -> int:
     """How much of piece `i`, `behind` which so many follow, is VectorE's; few elements are none."""
     first, last, share = shares
     if i < len(first):
@@ -230,7 +198,7 @@ _STORE = 40  # no instruction of its own: it follows FINISH
 class _Order:
     """The instructions of all pieces, and the order in which a schedule starts them."""
 
-    def __init__(self, chunks: Sequence[Chunk], pieces: Sequence[Piece], way: _Way) -> None:
+    def __init__(self, chunks: Sequence[Chunk], pieces: Sequence[Piece], way: Way) -> None:
         self._chunks, self._pieces, self._way = chunks, pieces, way
         self._steps: dict[tuple[int, int], _Step] = {}
         places = [0]
@@ -247,7 +215,12 @@ class _Order:
         needs: Iterable[tuple[int, int] | None],
         turn: float,
     ) -> None:
-        engine = {id(_VECTOR): "vector", id(_SCALAR): "scalar", id(_GPSIMD): "gpsimd"}[id(cost)]
+        engine = {
+            id(_VECTOR): "vector",
+            id(_SCALAR): "scalar",
+            id(_GPSIMD): "gpsimd",
+            id(_TENSOR): "tensor",
+        }[id(cost)]
         each, fixed, latency = cost
         taken = each * count + fixed
         found = tuple(need for need in needs if need is not None)
@@ -279,11 +252,16 @@ class _Order:
             rest = padded - piece.rounds
             self._add((LIFT, i), _SCALAR, rest, [(LOAD, i), (UNIT, c)], place)
             self._add((ROUND, i), _SCALAR, rest, [(LIFT, i)], place)
+        each = 2 if piece.on_tensor else 1
         if padded > piece.on_vector:
-            self._add((LEFT, i), _GPSIMD, padded - piece.on_vector, rounded, place + _LATER)
+            rest = (padded - piece.on_vector) // each
+            self._add((LEFT, i), _GPSIMD, rest, rounded, place + _LATER)
         if piece.on_vector:
             needs = rounded if piece.on_vector > piece.rounds else rounded[:1]
-            self._add((LEFT_ON_VECTOR, i), _VECTOR, piece.on_vector, needs, place)
+            self._add((LEFT_ON_VECTOR, i), _VECTOR, piece.on_vector // each, needs, place)
+        if piece.on_tensor:
+            pairs = max(_FEWEST_PAIRS, padded // 2)
+            self._add((LEFT_ON_TENSOR, i), _TENSOR, pairs, rounded, place)
         start, start_left = (SUM, i - 1), (SUM_LEFT, i - 1)
         if piece.first == 0:
             is_first = chunk.number == 0
@@ -294,11 +272,19 @@ class _Order:
         left = [
             (LEFT, i) if padded > piece.on_vector else None,
             (LEFT_ON_VECTOR, i) if piece.on_vector else None,
+            (LEFT_ON_TENSOR, i) if piece.on_tensor else None,
         ]
         self._add((SUM_LEFT, i), _VECTOR, half, [*left, start_left], place)
         self._add((ADD, i), _VECTOR if piece.adds else _GPSIMD, half, [(SUM_LEFT, i)], place)
-        self._add((FINISH, i), _VECTOR, count, [(ADD, i), (SUM, i)], place)
-        self._steps[_STORE, i] = _Step("store", _TRIGGER, moved, ((FINISH, i),), place)
+        needs = [(ADD, i), (SUM, i)]
+        finished = []
+        if padded > piece.finishes:
+            finished.append((FINISH, i))
+            self._add((FINISH, i), _VECTOR, padded - piece.finishes, needs, place)
+        if piece.finishes:
+            finished.append((FINISH_ON_GPSIMD, i))
+            self._add(finished[-1], _GPSIMD, piece.finishes, needs, place)
+        self._steps[_STORE, i] = _Step("store", _TRIGGER, moved, tuple(finished), place)
 
     def _add_unit(self, c: int) -> None:
         chunk, count = self._chunks[c], 1
@@ -335,17 +321,22 @@ class _Order:
             for need in step.needs:
                 follows[need].append(name)
         seen = dict.fromkeys(steps, 0.0)
-        free = dict.fromkeys(("load", "store", "vector", "scalar", "gpsimd"), 0.0)
+        free = dict.fromkeys(("load", "store", "vector", "scalar", "gpsimd", "tensor"), 0.0)
         ready: dict[str, list[tuple[int, int]]] = {engine: [] for engine in free}
         for name, count in waits.items():
             if count == 0:
                 ready[steps[name].engine].append(name)
         transfers, order = 0.0, []
+        bus, holder = 0.0, ""
         while any(ready.values()):
             start, name = min(
-                self._next(names, free[engine], seen) for engine, names in ready.items() if names
+                self._next(names, free[engine], seen, bus if engine != holder else 0.0)
+                for engine, names in ready.items()
+                if names
             )
             step = steps[name]
+            if step.engine == "gpsimd" or name[0] == ROUND_ON_VECTOR:
+                bus, holder = start + step.taken, step.engine
             ready[step.engine].remove(name)
             free[step.engine] = start + step.taken
             end = start + step.seen
@@ -362,9 +353,17 @@ class _Order:
         return transfers + _END_OF_TRANSFER, order
 
     def _next(
-        self, names: Sequence[tuple[int, int]], free: float, seen: dict[tuple[int, int], float]
+        self,
+        names: Sequence[tuple[int, int]],
+        free: float,
+        seen: dict[tuple[int, int], float],
+        bus: float,
     ) -> tuple[float, tuple[int, int]]:
-        """When an engine that is `free` then can start something, and what."""
+        """When an engine that is `free` then can start something, and what; `bus` is when the other
+        one of GpSimd and VectorE's fast modes leaves what they share."""
         earliest = max(free, min(seen[name] for name in names))
         can = [name for name in names if seen[name] <= earliest]
-        return earliest, min(can, key=lambda name: (self._steps[name].turn, name[1], name[0]))
+        first = min(can, key=lambda name: (self._steps[name].turn, name[1], name[0]))
+        if self._steps[first].engine == "gpsimd" or first[0] == ROUND_ON_VECTOR:
+            earliest = max(earliest, bus)
+        return earliest, first

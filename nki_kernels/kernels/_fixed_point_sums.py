@@ -2,12 +2,12 @@
 
 A row is cut into chunks. Each gets a grid from a bound of its sums, the multiples of a power of
 two: elements are rounded to it by a power of two so large that float32 holds nothing finer of the
-difference, `lift - (lift - element)`. Sums of what is on the grid lose nothing, since 24 bits hold
-them. What is left, half a step of the grid an element at the most, is added in float32 (S. M. Rump,
-T. Ogita, S. Oishi, "Accurate floating-point summation", SISC 31, 2008, splits so). Where a later
-chunk has a coarser grid, what that does not hold of the sum so far goes to the other sum. Roundings
-of that sum grow with the length where what is left has one sign: rows of up to 16,384 equal
-elements keep to twice eager's error (`test_scans.py`), longer ones may not.
+difference, `lift - (lift + element)`, which is negative. Sums of what is on the grid lose nothing,
+since 24 bits hold them. What is left, half a step of the grid an element at the most, is added in
+float32 (S. M. Rump, T. Ogita, S. Oishi, "Accurate floating-point summation", SISC 31, 2008, splits
+so). Where a later chunk has a coarser grid, what that does not hold of the sum so far goes to the
+other sum. Roundings of that sum grow with the length where what is left has one sign: rows of up to
+16,384 equal elements keep to twice eager's error (`test_scans.py`), longer ones may not.
 
 The bound is the sum of magnitudes of the row's last `EPOCH` to `2 * EPOCH` elements and the sum
 before these. Where it is not finite, because an element is not or because sums may be beyond 2^125,
@@ -15,13 +15,16 @@ there is no grid: a core computes all of its rows once more, tile after tile (`_
 
 Both scans take two elements a step, `(element + sum) + next element`, and give the sums behind
 every second one: half of the steps. Those between are `sum + (rest + element)`, which rounds twice,
-by at most half a unit in the last place of the element and of the sum. Both kinds are one
-instruction: the sums on the grid are read twice each, beside what is left behind every second
-element and, between two of these, what is added behind the others.
+by at most half a unit in the last place of the element and of the sum: where elements are larger
+than all sums, errors were up to 2.9 times eager's. Both kinds are one instruction: the sums on the
+grid are read twice each, beside what is left behind every second element and, between two of these,
+what is added behind the others.
 
-VectorE scans and adds, ScalarE bounds and rounds, GpSimd subtracts and adds; what is left of some
-elements VectorE finds, so that all three have as much to do. `_fixed_point_plan.py` says in which
-order, `_fixed_point_units.py` has the small instructions.
+VectorE scans and adds, ScalarE bounds and rounds, GpSimd finds what is left, and adds. VectorE
+helps with some elements, so that all three have as much to do, and TensorE with every second one:
+products with the identity add an element and its rounded negative in PSUM, exactly, as no sum on
+the way has more than 24 bits. `_fixed_point_plan.py` says in which order, `_fixed_point_units.py`
+has the small instructions.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ from trnx.nki_kernels.kernels._fixed_point_plan import (
     ADD,
     BOUND,
     FINISH,
+    FINISH_ON_GPSIMD,
     LEFT,
+    LEFT_ON_TENSOR,
     LEFT_ON_VECTOR,
     LIFT,
     LOAD,
@@ -64,6 +69,7 @@ from trnx.nki_kernels.kernels._fixed_point_units import (
     start_with_nothing,
     unit,
 )
+from trnx.nki_kernels.kernels._identity import identity_of
 from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._scans import lanes, places, tiles_of
 from trnx.nki_kernels.kernels._tile_sums import sum_tile
@@ -72,7 +78,8 @@ SHORTEST = 513  # rows of which a partition has no two
 
 
 class _Work(NamedTuple):
-    """A core's part; lists by chunk or piece."""
+    """A core's part; lists by chunk or piece. `even` is what TensorE finds left, or None, and
+    `finished` how many results there are."""
 
     x: nl.NkiTensor
     out: nl.NkiTensor
@@ -86,6 +93,9 @@ class _Work(NamedTuple):
     data: list[Any]
     rounded: list[Any]
     left: list[Any]
+    even: list[Any]
+    finished: list[int]
+    identity: nl.NkiTensor
 
 
 @nki.jit
@@ -120,7 +130,9 @@ def _follow(
     order: tuple[tuple[int, int], ...],
 ) -> nl.NkiTensor:
     """All instructions of a plan; the bounds of all chunks, `[128, chunks]`."""
-    work = _Work(x, out, length, tiles, [], [], constants(len(chunks)), [], [], [], [], [])
+    identity = identity_of(nl.float32)
+    given = constants(len(chunks))
+    work = _Work(x, out, length, tiles, [], [], given, [], [], [], [], [], [], [], identity)
     for numbers in chunks:
         tile, first, size, number, first_piece, last_piece, begins, before, long_before = numbers
         chunk = Chunk(
@@ -133,14 +145,16 @@ def _follow(
         left = nl.ndarray((p, 2 * half + 1), dtype=nl.float32, buffer=nl.sbuf)
         work.sums.append(Sums(rounded, left))
     for numbers in pieces:
-        c, first, size, rounds, on_vector, adds = numbers
-        piece = Piece(c, first, size, rounds, on_vector, adds)
+        c, first, size, rounds, on_vector, adds, on_tensor, finishes = numbers
+        piece = Piece(c, first, size, rounds, on_vector, adds, on_tensor, finishes)
         work.pieces.append(piece)
         p = lanes(tiles[work.chunks[piece.chunk].tile][0])
         form = (p, piece.size + piece.size % 2)
         work.data.append(nl.ndarray(form, dtype=nl.float32, buffer=nl.sbuf))
         work.rounded.append(nl.ndarray(form, dtype=nl.float32, buffer=nl.sbuf))
         work.left.append(nl.ndarray(form, dtype=nl.float32, buffer=nl.sbuf))
+        work.even.append(None)
+        work.finished.append(0)
     for kind, i in order:
         if kind >= NOTHING:
             _on_chunk(work, kind, i)
@@ -154,7 +168,7 @@ def _on_chunk(work: _Work, kind: int, c: int) -> None:
     if kind == NOTHING:
         start_with_nothing(work.sums[c], work.given)
     elif kind == UNIT:
-        unit(work.chunks[c], work.scales, work.sums, c, work.given)
+        unit(work.chunks[c], work.scales, work.sums, c)
     elif kind == MOVE:
         move(work.scales, work.sums, c)
     elif kind == START:
@@ -171,7 +185,7 @@ def _on_piece(work: _Work, kind: int, i: int) -> None:
         work.chunks[piece.chunk], work.scales[piece.chunk], work.sums[piece.chunk],
     )  # fmt: skip
     first, end = piece.first // 2, (piece.first + data.shape[1]) // 2
-    on_vector, count, lift = piece.on_vector, data.shape[1], scales.lift.view(nl.float32)
+    on_vector, count, lift = piece.on_vector, data.shape[1], scales.lift
     if kind == LOAD:
         _load(work, i)
     elif kind == BOUND:
@@ -180,28 +194,43 @@ def _on_piece(work: _Work, kind: int, i: int) -> None:
     elif kind in (LIFT, ROUND):
         some = rounded[:, piece.rounds : count]
         source = data[:, piece.rounds : count] if kind == LIFT else some
-        nisa.activation(dst=some, op=nl.copy, data=source, scale=-1.0, bias=lift)
+        scale = 1.0 if kind == LIFT else -1.0
+        nisa.activation(dst=some, op=nl.copy, data=source, scale=scale, bias=lift)
     elif kind == ROUND_ON_VECTOR:
         nisa.tensor_scalar(
             dst=rounded[:, 0 : piece.rounds], data=data[:, 0 : piece.rounds], op0=nl.add,
-            operand0=lift, op1=nl.subtract, operand1=lift,
+            operand0=lift, op1=nl.subtract, operand1=lift, reverse1=True,
         )  # fmt: skip
     elif kind == LEFT:
+        step = 2 if piece.on_tensor == 1 else 1
         nisa.tensor_tensor(
-            dst=left[:, on_vector:count], data1=data[:, on_vector:count],
-            data2=rounded[:, on_vector:count], op=nl.subtract, engine=nisa.engine.gpsimd,
+            dst=left[:, on_vector + step - 1 : count : step],
+            data1=data[:, on_vector + step - 1 : count : step],
+            data2=rounded[:, on_vector + step - 1 : count : step],
+            op=nl.add, engine=nisa.engine.gpsimd,
         )  # fmt: skip
     elif kind == LEFT_ON_VECTOR:
+        step = 2 if piece.on_tensor == 1 else 1
         nisa.tensor_tensor(
-            dst=left[:, 0:on_vector], data1=data[:, 0:on_vector], data2=rounded[:, 0:on_vector],
-            op=nl.subtract,
+            dst=left[:, step - 1 : on_vector : step], data1=data[:, step - 1 : on_vector : step],
+            data2=rounded[:, step - 1 : on_vector : step], op=nl.add,
         )  # fmt: skip
+    elif kind == LEFT_ON_TENSOR:
+        work.even[i] = _left_of_even(data, rounded, work.identity)
     elif kind == SUM:
         some = sums.rounded[:, first : end + 1]
-        _scan_pairs(some[:, 1 : end - first + 1], rounded, some[:, 0:1])
+        nisa.tensor_tensor_scan(
+            dst=some[:, 1 : end - first + 1], data0=rounded[:, 0:count:2],
+            data1=rounded[:, 1:count:2], initial=some[:, 0:1], op0=nl.subtract, op1=nl.subtract,
+            reverse0=True,
+        )  # fmt: skip
     elif kind == SUM_LEFT:
         some = sums.left[:, 2 * first : 2 * end + 1]
-        _scan_pairs(some[:, 2 : 2 * (end - first) + 1 : 2], left, some[:, 0:1])
+        even = left[:, 0:count:2] if piece.on_tensor == 0 else work.even[i]
+        nisa.tensor_tensor_scan(
+            dst=some[:, 2 : 2 * (end - first) + 1 : 2], data0=even, data1=left[:, 1:count:2],
+            initial=some[:, 0:1], op0=nl.add, op1=nl.add,
+        )  # fmt: skip
     elif kind == ADD:
         some = sums.left[:, 2 * first : 2 * end]
         nisa.tensor_tensor(
@@ -209,7 +238,9 @@ def _on_piece(work: _Work, kind: int, i: int) -> None:
             engine=nisa.engine.vector if piece.adds == 1 else nisa.engine.gpsimd,
         )  # fmt: skip
     elif kind == FINISH:
-        _finish(work, i, first)
+        _finish(work, i, first, piece.finishes, count)
+    elif kind == FINISH_ON_GPSIMD:
+        _finish(work, i, first, 0, piece.finishes)
 
 
 def _place(work: _Work, i: int) -> tuple[list[list[int]], int]:
@@ -229,25 +260,40 @@ def _load(work: _Work, i: int) -> None:
     nisa.dma_copy(dst=data[:, 0:count], src=work.x.ap(pattern=pattern, offset=offset))
 
 
-def _scan_pairs(sums: nl.NkiTensor, data: nl.NkiTensor, before: nl.NkiTensor) -> None:
-    """The sums behind every second element, which go on from the column `before`."""
-    count = data.shape[1]
-    nisa.tensor_tensor_scan(
-        dst=sums, data0=data[:, 0:count:2], data1=data[:, 1:count:2], initial=before, op0=nl.add,
-        op1=nl.add,
-    )  # fmt: skip
+def _left_of_even(
+    data: nl.NkiTensor, rounded: nl.NkiTensor, identity: nl.NkiTensor
+) -> nl.NkiTensor:
+    """What is left of every second element, in PSUM."""
+    p, count = data.shape
+    half = count // 2
+    left = nl.ndarray((p, half), dtype=nl.float32, buffer=nl.psum)
+    fmax = nl.tile_size.psum_fmax
+    for place in range(0, half, fmax):
+        end = min(half, place + fmax)
+        for part in (data, rounded):
+            nisa.nc_matmul(
+                dst=left[:, place:end], stationary=identity[0:p, 0:p],
+                moving=part[:, 2 * place : 2 * end : 2], is_stationary_onezero=True,
+            )  # fmt: skip
+    return left
 
 
-def _finish(work: _Work, i: int, first: int) -> None:
-    """All results of a piece, in the place of its elements, and their store."""
+def _finish(work: _Work, i: int, first: int, begin: int, end: int) -> None:
+    """Results of a piece, in the place of its elements, and their store."""
+    piece = work.pieces[i]
+    is_vectors = begin == piece.finishes
     data = work.data[i]
     p, count = data.shape
-    rounded, left = work.sums[work.pieces[i].chunk]
-    pairs = count // 2
-    twice = rounded.ap(pattern=[[rounded.shape[1], p], [1, pairs], [1, 2]], offset=first)
-    beside = left.ap(pattern=[[left.shape[1], p], [2, pairs], [1, 2]], offset=2 * first + 1)
-    nisa.tensor_tensor(dst=data.reshape((p, pairs, 2)), data1=twice, data2=beside, op=nl.add)
-    pattern, offset = _place(work, i)
-    nisa.dma_copy(
-        dst=work.out.ap(pattern=pattern, offset=offset), src=data[:, 0 : work.pieces[i].size]
-    )
+    rounded, left = work.sums[piece.chunk]
+    pairs = (end - begin) // 2
+    place = first + begin // 2
+    twice = rounded.ap(pattern=[[rounded.shape[1], p], [1, pairs], [1, 2]], offset=place)
+    beside = left.ap(pattern=[[left.shape[1], p], [2, pairs], [1, 2]], offset=2 * place + 1)
+    nisa.tensor_tensor(
+        dst=data[:, begin:end].reshape((p, pairs, 2)), data1=twice, data2=beside, op=nl.add,
+        engine=nisa.engine.vector if is_vectors else nisa.engine.gpsimd,
+    )  # fmt: skip
+    work.finished[i] = work.finished[i] + end - begin
+    if work.finished[i] == count:
+        pattern, offset = _place(work, i)
+        nisa.dma_copy(dst=work.out.ap(pattern=pattern, offset=offset), src=data[:, 0 : piece.size])

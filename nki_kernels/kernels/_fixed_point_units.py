@@ -14,29 +14,30 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._fixed_point_plan import Chunk, moves
 
 _JUNK = 2048  # the longest piece
-# Magnitudes are below 16 / 17 of `lift`, more than half of the scaled bound: room for what rounding
-# adds to them. The finest grid is 2^-24 times `lift`.
+# Magnitudes are below 16 / 17 of that of `lift`, more than half of the scaled bound: room for what
+# rounding adds to them. The finest grid is 2^-24 times that.
 _SCALE = 2.125
 _EXPONENT = 255 * 2**23  # the bits of the exponent of float32
+_SIGN = -(2**31)
 
 
 class Constants(NamedTuple):
-    """Columns of zeros and of a mask; where ScalarE puts what nobody reads; and the scaled bounds
-    of all chunks, `[128, chunks]`."""
+    """A column of zeros; where ScalarE puts what nobody reads; and the scaled bounds of all chunks,
+    `[128, chunks]`."""
 
     zero: nl.NkiTensor
-    mask: nl.NkiTensor
     junk: nl.NkiTensor
     bounds: nl.NkiTensor
 
 
 class Scales(NamedTuple):
     """Of a chunk, columns: the scaled sum of magnitudes since the epoch began; the bound of the
-    sums, scaled; its power of two, to which what is added is rounded; and that or, where what was
-    left is moved, with it."""
+    sums, scaled; its power of two, negated, to which what is added is rounded, twice and once; and
+    that or, where what was left is moved, with it."""
 
     magnitudes: nl.NkiTensor
     bound: nl.NkiTensor
+    lifts: nl.NkiTensor
     lift: nl.NkiTensor
     moved: nl.NkiTensor
 
@@ -54,25 +55,23 @@ def constants(chunks: int) -> Constants:
     """For so many chunks."""
     pmax = nl.tile_size.pmax
     zero = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-    mask = nl.ndarray((pmax, 1), dtype=nl.int32, buffer=nl.sbuf)
     bounds = nl.ndarray((pmax, chunks), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=mask, value=_EXPONENT)
     nisa.memset(dst=zero, value=0.0)
     nisa.memset(dst=bounds, value=0.0, engine=nisa.engine.gpsimd)
-    return Constants(
-        zero, mask, nl.ndarray((pmax, _JUNK), dtype=nl.bfloat16, buffer=nl.sbuf), bounds
-    )
+    return Constants(zero, nl.ndarray((pmax, _JUNK), dtype=nl.bfloat16, buffer=nl.sbuf), bounds)
 
 
 def scales_of(p: int, c: int, chunk: Chunk, given: Constants) -> Scales:
     """The columns of chunk `c` on `p` partitions."""
     bound = given.bounds[0:p, c : c + 1]
-    lift = _column(p, nl.int32)
+    lifts = nl.ndarray((p, 2), dtype=nl.int32, buffer=nl.sbuf)
+    lift = lifts[:, 0:1].view(nl.float32)
     return Scales(
         magnitudes=bound if chunk.before < 0 else _column(p, nl.float32),
         bound=bound,
+        lifts=lifts,
         lift=lift,
-        moved=_column(p, nl.float32) if moves(chunk) else lift.view(nl.float32),
+        moved=_column(p, nl.float32) if moves(chunk) else lift,
     )
 
 
@@ -93,7 +92,7 @@ def bound(
     )  # fmt: skip
 
 
-def unit(chunk: Chunk, scales: list[Any], sums: list[Any], c: int, given: Constants) -> None:
+def unit(chunk: Chunk, scales: list[Any], sums: list[Any], c: int) -> None:
     """What chunk `c` rounds to: the sums are bounded by the magnitudes of its epoch and the one
     before, and the sum before these."""
     own = scales[c]
@@ -112,8 +111,11 @@ def unit(chunk: Chunk, scales: list[Any], sums: list[Any], c: int, given: Consta
             dst=own.bound, data=magnitude, op0=nl.multiply, operand0=_SCALE, op1=nl.add,
             operand1=own.bound,
         )  # fmt: skip
-    bits = own.bound.view(nl.int32)
-    nisa.tensor_tensor(dst=own.lift, data1=bits, data2=given.mask[0:p], op=nl.bitwise_and)
+    twice = own.bound.view(nl.int32).broadcast(1, 2)  # no fast mode
+    nisa.tensor_scalar(
+        dst=own.lifts, data=twice, op0=nl.bitwise_and, operand0=_EXPONENT, op1=nl.bitwise_or,
+        operand1=_SIGN,
+    )  # fmt: skip
 
 
 def move(scales: list[Any], sums: list[Any], c: int) -> None:
@@ -123,16 +125,16 @@ def move(scales: list[Any], sums: list[Any], c: int) -> None:
     rest = _column(left.shape[0], nl.float32)
     nisa.scalar_tensor_tensor(
         dst=rest, data=left, op0=nl.subtract, operand0=last.moved, op1=nl.add,
-        operand1=last.lift.view(nl.float32),
+        operand1=last.lift,
     )  # fmt: skip
-    nisa.tensor_tensor(dst=own.moved, data1=rest, data2=own.lift.view(nl.float32), op=nl.add)
+    nisa.tensor_tensor(dst=own.moved, data1=rest, data2=own.lift, op=nl.add)
 
 
 def start(scales: list[Any], sums: list[Any], c: int) -> None:
     """The sum before chunk `c`, with what is moved, on the chunk's grid."""
     nisa.scalar_tensor_tensor(
         dst=sums[c].rounded[:, 0:1], data=last_of(sums[c - 1].rounded), op0=nl.add,
-        operand0=scales[c].moved, op1=nl.subtract, operand1=scales[c].lift.view(nl.float32),
+        operand0=scales[c].moved, op1=nl.subtract, operand1=scales[c].lift,
     )  # fmt: skip
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from trnx.nki_kernels.kernels._copies import empty_result
+from trnx.nki_kernels.kernels.indexing._add_rows import add_rows_kernel
 from trnx.nki_kernels.kernels.indexing._gather_kernels import (
     gather_rows_kernel,
     gather_table_kernel,
 )
-from trnx.nki_kernels.kernels.indexing._scatter_kernels import add_rows_kernel, put_rows_kernel
+from trnx.nki_kernels.kernels.indexing._scatter_kernels import put_rows_kernel
 from trnx.nki_kernels.kernels.indexing._terms import (
     Axis,
     Index,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels.indexing._add_rows import add_rows_kernel
 from trnx.nki_kernels.kernels.indexing._launch import launch_scatter
-from trnx.nki_kernels.kernels.indexing._scatter_kernels import add_rows_kernel
 from trnx.nki_kernels.kernels.indexing._terms import (
     Axis,
     Index,

@@ -253,6 +253,41 @@ def test_a_write_out_of_range_raises_eagers_error(bad: int, accumulate: bool) ->
         compiled(draw((5, 3)), torch.tensor([0, bad]), draw((2, 3)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "count"), [(300, 700), (1, 260), (2100, 129)])
+def test_rows_that_both_cores_add(dtype: torch.dtype, rows: int, count: int) -> None:
+    """Repeated indices in one tile and in several, of a short base and of a long one."""
+    x, values, index = draw((rows, 520), dtype), draw((count, 520), dtype), at(rows, count)
+    values[5, 7], values[count - 1, 519] = INF, NAN
+    found = []
+    for lnc in (1, 2):
+        torch._dynamo.reset()
+        options = {**ALL_ON_NKI, "lnc": lnc}
+        function = torch.compile(
+            lambda x, i, v: x.index_add(0, i, v), backend="trnx", options=options
+        )
+        found.append(function(x, index, values))
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
+    exact = x.double().index_add(0, index, values.double()).to(dtype)
+    rounded = 1e-5 if dtype is torch.float32 else 2.0**-8
+    torch.testing.assert_close(found[0], exact, rtol=rounded, atol=1e-3, equal_nan=True)
+
+
+def test_gradients_of_an_embedding_with_padding_alone() -> None:
+    """Rows of one address that are all left out."""
+    weight = draw((50, 24)).requires_grad_()
+    index = torch.full((130,), 2)
+    index[7] = index[129] = 3
+    function = torch.compile(
+        lambda w, i: torch.nn.functional.embedding(i, w, padding_idx=2), backend="trnx"
+    )
+    function(weight, index).sum().backward()
+    assert weight.grad is not None
+    expected = torch.zeros(50, 24)
+    expected[3] = 2
+    torch.testing.assert_close(weight.grad, expected, rtol=0, atol=0)
+
+
 GRADIENTS: dict[str, tuple[Function, torch.Tensor, list[str]]] = {
     "embedding": (
         lambda w, i: torch.nn.functional.embedding(i, w, padding_idx=2),
