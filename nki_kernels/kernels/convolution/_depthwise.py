@@ -52,22 +52,6 @@ class Depthwise(NamedTuple):
     groups: int
 
 
-def channels_of(given: Depthwise, first: int, count: int) -> Depthwise:
-    """Channels `first ..` of what has 2 dimensions, and one output a channel."""
-    some = nl.ds(first, count)
-    norm = given.norm
-    if norm is not None:
-        weight = None if norm.weight is None else norm.weight[some]
-        shift = None if norm.bias is None else norm.bias[some]
-        norm = Norm(weight, shift, norm.mean[some], norm.variance[some], norm.eps)
-    bias = None if given.bias is None else given.bias[some]
-    residual = None if given.residual is None else given.residual[:, some]
-    return Depthwise(
-        given.out[:, some], given.x[:, some], given.weight[some], bias, norm, residual,
-        given.activation, given.transposed, count,
-    )  # fmt: skip
-
-
 class Reached(NamedTuple):
     """What one kernel position does along an axis: elements of the input tile, of the block."""
 

@@ -27,7 +27,6 @@ from trnx.nki_kernels.kernels.convolution._depthwise import (
     Depthwise,
     DepthwiseAxis,
     axis_of,
-    channels_of,
     convolve_channels,
 )
 from trnx.nki_kernels.kernels.convolution._depthwise_operands import (
@@ -106,13 +105,29 @@ def depthwise_product_kernel(
         lanes = share_of(groups, cores, tile)
         if lanes[0] == lanes[1]:
             return out
-        given = channels_of(given, lanes[0], lanes[1] - lanes[0])
+        given = _channels_of(given, lanes[0], lanes[1] - lanes[0])
     else:
         first, end = share_of(shape[0], cores, axes.planes.block)
     if first < end:
         for _ in nl.dynamic_range(_convolve(given, axes, (tile, shift), (first, end), is_static)):
             _repair(given, exact, has_images, is_static, first, end)
     return out
+
+
+def _channels_of(given: Depthwise, first: int, count: int) -> Depthwise:
+    """Channels `first ..` of what has 2 dimensions, and one output a channel."""
+    some = nl.ds(first, count)
+    norm = given.norm
+    if norm is not None:
+        weight = None if norm.weight is None else norm.weight[some]
+        shift = None if norm.bias is None else norm.bias[some]
+        norm = Norm(weight, shift, norm.mean[some], norm.variance[some], norm.eps)
+    bias = None if given.bias is None else given.bias[some]
+    residual = None if given.residual is None else given.residual[:, some]
+    return Depthwise(
+        given.out[:, some], given.x[:, some], given.weight[some], bias, norm, residual,
+        given.activation, given.transposed, count,
+    )  # fmt: skip
 
 
 def _repair(

@@ -59,7 +59,8 @@ def _launch(sample: Sample) -> Launch:
 def test_each_core_has_some_channels(channels: int, stride: int, value: float) -> None:
     sample = _sample(channels, stride, value)
     launch = _launch(sample)
-    assert launch.cores == 2 and launch.arguments[-2] is True
+    assert launch.cores == 2
+    assert launch.arguments[-2] is True
     found = simulate(launch.kernel, grid=2)(*operands(launch, sample))
     expected = SPEC.reference(**sample.values)
     assert difference(found, expected, sample).problem == ""
