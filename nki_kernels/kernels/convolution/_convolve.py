@@ -43,6 +43,19 @@ _WARM_UP = 22
 _FEW_BLOCKS = 3  # a core: with fewer, cores share output channels
 
 
+class Shares(NamedTuple):
+    """What cores share: blocks of outputs, of which some are side by side, or output channels; the
+    elements of the input and of the weights, and whether these come as products take them.
+    """
+
+    blocks: int
+    together: int
+    out_channels: int
+    inputs: int
+    weights: int
+    is_turned: bool
+
+
 class Volume(NamedTuple):
     """Planes that are convolved together: images, or those of one. `is_last`: nothing follows."""
 
@@ -64,7 +77,9 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
     blocks = blocks_of(plan)
     first_out, end_out = 0, out_channels
     together = plan.streams * plan.sides
-    if _shares_blocks(len(blocks), out_channels, cores, together):
+    is_turned = given.is_turned or plan.layout != ""
+    work = Shares(len(blocks), together, out_channels, given.x.size, given.weight.size, is_turned)
+    if _shares_blocks(work, cores):
         start, end = share_of(len(blocks), cores, together)
         blocks = blocks[start:end]
     else:
@@ -89,14 +104,20 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
                 _convolve_volume(volume, filters, plan, blocks)
 
 
-def _shares_blocks(blocks: int, out_channels: int, cores: int, together: int) -> bool:
-    """Whether cores share blocks of outputs, each with all weights; otherwise output channels.
-
-    Where blocks are few, the weights that every core loads and transposes cost more than the input
-    that every core loads."""
-    if blocks < cores * together:
+def _shares_blocks(work: Shares, cores: int) -> bool:
+    """Whether cores share blocks of outputs, each with all weights; otherwise output channels, each
+    with all of the input. Where blocks are few, the weights that TensorE transposes cost more than
+    the input; others cost their loads.
+    """
+    if work.blocks < cores * work.together:
         return False
-    return out_channels % (cores * nl.tile_size.pmax) > 0 or blocks >= _FEW_BLOCKS * cores
+    if work.out_channels % (cores * nl.tile_size.pmax) > 0:
+        return True
+    if not work.is_turned:
+        return work.blocks >= _FEW_BLOCKS * cores
+    turns = (work.blocks + work.together - 1) // work.together
+    most = (turns + cores - 1) // cores
+    return work.inputs * most // turns + work.weights <= work.inputs + work.weights // cores
 
 
 def _source(

@@ -134,7 +134,7 @@ def depthwise_gradient_kernel(
             some = nl.ds(first, end - first)
             weight_gradient(
                 out[some], (dense[:, some], window[:, some]), (end - first, together), numbers,
-                (keeps, False, is_static), 0,
+                (keeps, False, is_static), 0, False,
             )  # fmt: skip
     return out
 

@@ -86,24 +86,48 @@ def depthwise_product_kernel(
     exact: tuple[tuple[int, ...], ...],
     has_images: bool,
     is_static: bool,
+    by_channels: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """As `depthwise_kernel`, of 1 or 2 dimensions, one output a channel. `numbers`: the axes of the
     products, planes being images; `tile`: columns of a tile of the array; `shift`: input rows
     between two kernel rows of a product, or 0; `exact`: the axes of `convolve_channels`. `cores`
-    share images.
+    share images, or channels of 2 dimensions.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     axes = axes_of(numbers)
-    first, end = share_of(shape[0], cores, axes.planes.block)
+    norm = None
+    if mean is not None:
+        norm = Norm(norm_weight, norm_bias, mean, variance, eps)
+    given = Depthwise(out, x, weight, bias, norm, residual, activation, transposed, groups)
+    first, end = 0, shape[0]
+    if by_channels:
+        lanes = share_of(groups, cores, tile)
+        if lanes[0] == lanes[1]:
+            return out
+        given = _channels_of(given, lanes[0], lanes[1] - lanes[0])
+    else:
+        first, end = share_of(shape[0], cores, axes.planes.block)
     if first < end:
-        norm = None
-        if mean is not None:
-            norm = Norm(norm_weight, norm_bias, mean, variance, eps)
-        given = Depthwise(out, x, weight, bias, norm, residual, activation, transposed, groups)
         for _ in nl.dynamic_range(_convolve(given, axes, (tile, shift), (first, end), is_static)):
             _repair(given, exact, has_images, is_static, first, end)
     return out
+
+
+def _channels_of(given: Depthwise, first: int, count: int) -> Depthwise:
+    """Channels `first ..` of what has 2 dimensions, and one output a channel."""
+    some = nl.ds(first, count)
+    norm = given.norm
+    if norm is not None:
+        weight = None if norm.weight is None else norm.weight[some]
+        shift = None if norm.bias is None else norm.bias[some]
+        norm = Norm(weight, shift, norm.mean[some], norm.variance[some], norm.eps)
+    bias = None if given.bias is None else given.bias[some]
+    residual = None if given.residual is None else given.residual[:, some]
+    return Depthwise(
+        given.out[:, some], given.x[:, some], given.weight[some], bias, norm, residual,
+        given.activation, given.transposed, count,
+    )  # fmt: skip
 
 
 def _repair(

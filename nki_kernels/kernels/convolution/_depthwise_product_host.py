@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import is_depthwise
 from trnx.nki_kernels.kernels.convolution._geometry import (
@@ -18,6 +20,7 @@ from trnx.nki_kernels.kernels.convolution._sharing import Sharing
 from trnx.nki_kernels.kernels.convolution._windows import Problem, Window, trivial
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
 
 # Bytes of a partition for the input of a block, and for its outputs.
 _INPUT_BYTES, _OUTPUT_BYTES = 6144, 8192
@@ -66,6 +69,36 @@ def products_plan(
         axis_numbers(problem.rows, 1, rows, bank[1]),
         axis_numbers(problem.columns, 1, problem.columns.out, bank[2]),
     )
+
+
+def products_of_core(
+    b: Bindings, windows: list[Window], has_images: bool, hw: Hardware
+) -> tuple[Bindings, Hardware, bool]:
+    """What is planned: the channels of a core as on one core where that takes less time, or all of
+    them, whose images cores share; and whether it is channels. `has_images`: what is done again has
+    these as an axis.
+    """
+    if hw.cores == 1 or b.x.ndim != 4 or not is_depthwise(b) or not has_images:
+        return b, hw, False
+    groups = -(-b.groups // (2 * _TILE * hw.cores)) * 2 * _TILE
+    if b.groups <= groups or b.weight.shape[:2] != (b.groups, 1):
+        return b, hw, False
+    its: dict[str, Any] = {**b, "groups": groups}
+    for name in ("x", "residual"):
+        if b[name] is not None:
+            shape = (b[name].shape[0], groups, *b[name].shape[2:])
+            its[name] = TensorSpec.dense(shape, b[name].dtype)
+    its["weight"] = TensorSpec.dense((groups, *b.weight.shape[1:]), b.weight.dtype)
+    some, one = Bindings(its), replace(hw, cores=1)
+    is_less = _seconds(some, windows, one) < _seconds(b, windows, hw)
+    return (some, one, True) if is_less else (b, hw, False)
+
+
+def _seconds(b: Bindings, windows: list[Window], hw: Hardware) -> float:
+    """Of the products of a core."""
+    problem = _problem(b, windows, hw)
+    bank = _bank(problem, hw)
+    return _product_seconds(b, problem, bank, products_shift(b, windows, hw), hw)
 
 
 def products_shift(b: Bindings, windows: list[Window], hw: Hardware) -> int:

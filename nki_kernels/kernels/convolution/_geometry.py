@@ -125,18 +125,26 @@ def _planes_of_a_stream(problem: Problem, sharing: Sharing) -> int:
     return planes if problem.planes.kernel == 1 else -(-planes // sharing.blocks)
 
 
+def _more_blocks(problem: Problem, hw: Hardware) -> int:
+    """How many there are where loads take most of the time: so many for each core, if those have
+    enough columns.
+    """
+    each = _MORE_BLOCKS * hw.cores
+    return each if problem.outputs // each >= _LEAST_COLUMNS else _MORE_BLOCKS
+
+
 def _waits_for_loads(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
     """Whether loads take most of the time of a small convolution, cut into more blocks then."""
     if problem.taps > 1 or sharing.blocks > 1 or problem.channels <= 2 * problem.out_channels:
         return False
-    return _LEAST_COLUMNS <= problem.outputs // _MORE_BLOCKS < hw.psum_bank_bytes // 4
+    return _LEAST_COLUMNS <= problem.outputs // _more_blocks(problem, hw) < hw.psum_bank_bytes // 4
 
 
 def bank_of(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int, int]:
     """Planes, rows and columns of a phase in one PSUM bank, in parts of nearly the same size."""
     left = hw.psum_bank_bytes // 4
     if _waits_for_loads(problem, sharing, hw):
-        left = -(-problem.outputs // _MORE_BLOCKS)
+        left = -(-problem.outputs // _more_blocks(problem, hw))
     sizes = []
     counts = [-(-window.out // window.step) for window in (problem.columns, problem.rows)]
     for outputs in (*counts, _planes_of_a_stream(problem, sharing)):
@@ -162,11 +170,11 @@ def _wanted_blocks(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
     """Into how many blocks a convolution is cut at least."""
     elements = problem.planes.size * problem.rows.size * problem.columns.size
     if sharing.blocks == 1 and sharing.fold > 1:
-        return _BLOCKS
+        return _BLOCKS * hw.cores
     if _waits_for_loads(problem, sharing, hw):
-        return _MORE_BLOCKS
+        return _more_blocks(problem, hw)
     if sharing.blocks == 1:
-        return max(_BLOCKS, elements * problem.itemsize // _FIRST_BYTES)
+        return max(_BLOCKS * hw.cores, elements * problem.itemsize // _FIRST_BYTES)
     least = _LEAST_BYTES if problem.taps == 1 else _LEAST_WINDOW_BYTES
     wanted = max(sharing.blocks, elements * problem.itemsize // least)
     return min(wanted, max(_BLOCKS, 8 * sharing.blocks))

@@ -122,7 +122,7 @@ def strips_gradient_kernel(
             some = nl.ds(first, end - first)
             weight_gradient(
                 out[:, some], (dense, window[:, some]), (1, 1), numbers, (keeps, False, is_static),
-                0,
+                0, False,
             )  # fmt: skip
     return out
 

@@ -19,7 +19,7 @@ from trnx.simulator.hardware import Hardware
 
 # Bytes that a DMA engine moves in the time of a descriptor.
 DESCRIPTOR_BYTES = 161
-# Pieces of the window, so that products start early, and columns that a product has at least.
+# Pieces of the window, so that products start early, and about the columns of a product at least.
 _PIECES, _LEAST_COLUMNS = 4, 128
 # Bytes of a row of a strip that is loaded by itself, at least.
 _LEAST_RUN = 192
@@ -62,24 +62,31 @@ def cut_plan(
     if not found:
         return None
     cut = min(found, key=lambda cut: _seconds(b, rows, columns, cut, hw))
-    other = _OTHER * tensor_seconds(b, hw) + _ENDS_SECONDS
+    # Cores that share it wait for each other, or load one of the tensors twice.
+    other = _OTHER * tensor_seconds(b, hw) / hw.cores + hw.cores * _ENDS_SECONDS
     return ((rows, columns), cut) if _seconds(b, rows, columns, cut, hw) < other else None
+
+
+def _width(b: Bindings, hw: Hardware) -> int:
+    """Channels of the window that a core has."""
+    return int(-(-b.weight.shape[1] // hw.cores))
 
 
 def _cuts(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> Iterator[Cut]:
     """What fits the partitions, a bank and SBUF."""
     images = int(b.x.shape[0])
-    channels, width = b.weight.shape[:2]
+    channels, width = b.weight.shape[0], _width(b, hw)
     taps = rows.kernel * columns.kernel
     tile = channels if channels in TILES else hw.partitions
     whole = whole_columns(columns)
-    most = min(float32_per_bank(hw) // taps, max(-(-width // _PIECES), -(-_LEAST_COLUMNS // taps)))
-    lanes = -(-width // -(-width // most))
+    pieces = min(_PIECES, max(1, round(width * taps / _LEAST_COLUMNS)))
+    pieces = max(pieces, -(-width // (float32_per_bank(hw) // taps)))
+    lanes = -(-width // pieces)
     for number, each in strips_of(rows, hw.partitions // images):
         if whole * each < hw.partitions // tile:
             continue  # the sums of a side begin with a product for all kernel columns
         for turns in (False, True):
-            descriptors = images * number * width
+            descriptors = images * number * b.weight.shape[1]
             descriptors += images * channels * (1 if turns else number)
             together = min(each, -(-_LEAST_RUN // (columns.long * b.x.dtype.itemsize)))
             cut = Cut(number, each, together, lanes, tile, turns, descriptors <= MOST_DESCRIPTORS)
@@ -89,7 +96,7 @@ def _cuts(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> Iterato
 
 def _bytes(b: Bindings, rows: RowAxis, columns: RowAxis, cut: Cut, hw: Hardware) -> int:
     """Of a partition."""
-    channels, width = b.weight.shape[:2]
+    channels, width = b.weight.shape[0], _width(b, hw)
     elements = width * reach_of(rows, cut.rows) * columns.short
     elements += channels * cut.rows * columns.long
     if cut.turns:
@@ -99,7 +106,7 @@ def _bytes(b: Bindings, rows: RowAxis, columns: RowAxis, cut: Cut, hw: Hardware)
 
 def _seconds(b: Bindings, rows: RowAxis, columns: RowAxis, cut: Cut, hw: Hardware) -> float:
     """The time of the engine that is busiest, behind the first operands."""
-    channels, width = b.weight.shape[:2]
+    channels, width = b.weight.shape[0], _width(b, hw)
     images, size = int(b.x.shape[0]), int(b.x.dtype.itemsize)
     lanes = images * cut.number
     rate = -(-lanes // PARTITIONS_PER_ENGINE) * hw.dma_engine_rate

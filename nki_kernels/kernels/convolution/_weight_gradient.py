@@ -11,6 +11,12 @@ from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._turned import splits_images
 from trnx.nki_kernels.kernels.convolution._views import volumes_of
+from trnx.nki_kernels.kernels.convolution._weight_halves import (
+    Half,
+    blocks_of,
+    finish_halves,
+    tiles_of,
+)
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,
     Reach,
@@ -57,15 +63,29 @@ def weight_gradient(
     numbers: tuple[tuple[int, ...], ...],
     how: tuple[tuple[bool, bool], bool, bool],
     cores: int,
+    by_images: bool,
 ) -> None:
     """`out`, as the weight is, `<-` of `tensors` the dense one and the window, `[N, C, ...]`.
     `groups`: all, and how many are one product; `how`: which transposes are kept, whether DMA
-    transposes, and `is_static`. `cores` share the blocks of the result; 0: they are all this
-    program's.
+    transposes, and `is_static`. `cores` share the blocks of the result, or `by_images`, of which
+    there are as many or more, and then there is one group; 0: all is this program's.
     """
     grads, windows = volumes_of(tensors[0], 1), volumes_of(tensors[1], 1)
     count, together = groups
     axes = (axis_of(numbers[0]), axis_of(numbers[1]), axis_of(numbers[2]))
+    is_shared = by_images and cores > 1
+    halves: list[Half] = []
+    if is_shared:
+        first, end = share_of(tensors[0].shape[0], cores)
+        cores = 0
+        if len(tensors[0].shape) == 5:
+            grads, windows = grads[first:end], windows[first:end]
+        else:
+            grads = [grads[0][:, first:end]]
+            windows = [windows[0][:, first:end]]
+            block = min(axes[0].block, end - first)
+            images = WindowAxis(end - first, end - first, 1, 1, 0, 1, block, axes[0].tile)
+            axes = (images, axes[1], axes[2])
     taps = axes[0].kernel * axes[1].kernel * axes[2].kernel
     flat = out.reshape((out.shape[0], out.shape[1], taps))
     rows = out.shape[0] // count
@@ -82,12 +102,14 @@ def weight_gradient(
             its_windows.append(windows[volume][nl.ds(group * out.shape[1], some * out.shape[1])])
         part = flat[nl.ds(group * rows, some * rows)]
         turn = (group // together, (count + together - 1) // together, cores)
-        _gradient(part, its_grads, its_windows, axes, how, some, turn, waiting, masks)
+        shared = (is_shared, halves)
+        _gradient(part, its_grads, its_windows, axes, how, some, turn, waiting, masks, shared)
     start = 0
     for index in range(len(waiting)):
         if waiting[index].is_end:
             multiply_last(waiting[start : index + 1])
             start = index + 1
+    finish_halves(halves, how[2])
 
 
 def _masks(axes: tuple[WindowAxis, ...]) -> list[Mask]:
@@ -110,17 +132,24 @@ def _gradient(
     turn: tuple[int, int, int],
     waiting: list[Ready],
     masks: list[Mask],
+    shared: tuple[bool, list[Half]],
 ) -> None:
     """`out[a, b, kernel]` in HBM, of one group or of several in one product, what of it is this
     program's; what is left to multiply is in `waiting`. `how`: what is kept, whether DMA
     transposes, and `is_static`. `turn` counts such products: this one, all,
-    and the cores that share them.
+    and the cores that share them; `shared`:
+    whether they share images instead, and what is under way between them.
     """
     pmax = nl.tile_size.pmax
     keeps = how[0]
     taps = out.shape[2]
     is_flat = taps == 1 and is_inside(axes)
-    tiles = tiles_of_columns(columns_of_banks(out.shape[1] * groups, taps))
+    chunks = (out.shape[0] + pmax - 1) // pmax
+    most_chunks = nl.tile_size.psum_bank_fmax // pmax
+    if turn[1] < turn[2] and chunks < turn[2]:
+        # The channels of the window for all cores.
+        most_chunks = max(1, (out.shape[1] + pmax * turn[2] - 1) // (pmax * turn[2]))
+    tiles = tiles_of_columns(columns_of_banks(out.shape[1] * groups, taps, most_chunks))
     is_split = how[1] and axes[0].block >= axes[0].out
     if is_split:
         widest = max(out.shape[0], out.shape[1] * groups)
@@ -131,7 +160,16 @@ def _gradient(
     # Small products of several groups take more banks for transposes.
     sums = BANKS if groups == 1 else BANKS - 1
     most = OVERLAPPING_BANKS if is_kept else sums
+    if shared[0] and chunks * len(tiles[0]) <= sums:
+        # One pass for some columns, so that there are few exchanges.
+        most = sums
     each = max(1, most // len(tiles[0])) * pmax if is_kept else most * pmax
+    if turn[2] > 1:
+        # Even shares.
+        pieces = (out.shape[0] + each - 1) // each
+        while turn[1] * len(tiles) * pieces % turn[2] > 0 and pieces < chunks:
+            pieces = pieces + 1
+        each = (chunks + pieces - 1) // pieces * pmax
     kept: list[list[list[Variant]]] = []
     for _ in range(0, out.shape[0], each):
         kept.append([])
@@ -151,7 +189,13 @@ def _gradient(
         if columns[0].first != last:
             held = []
         last = columns[0].first
-        results = results_of(out, channels, columns[0], taps)
+        blocks: list[nl.NkiTensor] = []
+        if shared[0]:
+            finish_halves(shared[1], how[2])
+            blocks = blocks_of(channels, columns[0], taps)
+        results = tiles_of(blocks)
+        if len(results) == 0:
+            results = results_of(out, channels, columns[0], taps)
         for begin in range(0, len(columns), some):
             its = columns[begin : begin + some]
             banks: list[nl.NkiTensor] = []
@@ -164,7 +208,7 @@ def _gradient(
             again = kept[first // each]
             work = Work(
                 out, groups, axes, first, channels, its, is_flat, how[1], is_split, how[2],
-                is_first, is_last, keeps, again, held, masks, results, banks,
+                is_first, is_last, keeps, again, held, masks, results, banks, blocks, shared[1],
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
 

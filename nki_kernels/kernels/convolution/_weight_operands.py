@@ -12,6 +12,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._loads import load
 from trnx.nki_kernels.kernels.convolution._turned import load_turned, turned_part, turned_places
+from trnx.nki_kernels.kernels.convolution._weight_halves import Half
 from trnx.nki_kernels.kernels.convolution._weight_masks import (
     Mask,
     Variant,
@@ -54,7 +55,9 @@ class Work(NamedTuple):
     all positions of a block are columns; is_turned: DMA transposes; is_split: TensorE does so with
     the last positions of images; is_static: as in `load`; kept:
     transposes of the gradient, in order, where a pass keeps them for the next ones; windows: those
-    of the window, by block; masks: those of the gradient's positions.
+    of the window, by block; masks: those of the gradient's positions; blocks: where
+    cores share images, the results, float32 sums over those of this program; halves: what is under
+    way between them.
     """
 
     out: nl.NkiTensor
@@ -75,6 +78,8 @@ class Work(NamedTuple):
     masks: list[Mask]
     results: list[nl.NkiTensor]
     banks: list[nl.NkiTensor]
+    blocks: list[nl.NkiTensor]
+    halves: list[Half]
 
 
 class Ready(NamedTuple):

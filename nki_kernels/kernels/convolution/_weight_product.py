@@ -75,8 +75,10 @@ def size_of(place: Place) -> int:
     return place.counts[0] * place.counts[1] * place.counts[2]
 
 
-def columns_of_banks(channels: int, taps: int) -> list[Columns]:
-    """What each bank of sums of 128 channels of the gradient holds."""
+def columns_of_banks(channels: int, taps: int, most_chunks: int) -> list[Columns]:
+    """What each bank of sums of 128 channels of the gradient holds: up to `most_chunks` of 128
+    channels of the window.
+    """
     pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
     columns = []
@@ -84,7 +86,7 @@ def columns_of_banks(channels: int, taps: int) -> list[Columns]:
     while first < channels:
         count = min(pmax, channels - first)
         # Several chunks of channels where the kernel does not fill a bank.
-        chunks = max(1, min((channels - first) // count, bank // (count * taps)))
+        chunks = max(1, min(most_chunks, (channels - first) // count, bank // (count * taps)))
         most = bank // (count * chunks)
         pieces = (taps + most - 1) // most
         some = (taps + pieces - 1) // pieces

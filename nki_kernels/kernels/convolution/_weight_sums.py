@@ -6,6 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._loads import store
+from trnx.nki_kernels.kernels.convolution._weight_halves import exchange
 from trnx.nki_kernels.kernels.convolution._weight_operands import Ready, Work
 from trnx.nki_kernels.kernels.convolution._weight_product import Columns, copy_halves, copy_out
 
@@ -23,20 +24,13 @@ def results_of(out: nl.NkiTensor, channels: int, columns: Columns, taps: int) ->
     return results
 
 
-def _store(
-    out: nl.NkiTensor,
-    results: list[nl.NkiTensor],
-    first: int,
-    channel: int,
-    are_alone: bool,
-    is_static: bool,
-) -> None:
-    """`out[first .., channel .., kernel]` <- the results, whose kernel positions are all there."""
+def _store(work: Work, results: list[nl.NkiTensor], first: int, are_alone: bool) -> None:
+    """`out[first .., channels, kernel]` <- the results, whose kernel positions are all there."""
     for tile in results:
         size = (tile.shape[0], tile.shape[1] * tile.shape[2], tile.shape[3])
-        target = out[nl.ds(first, size[0]), nl.ds(channel, size[1]), :]
+        target = work.out[nl.ds(first, size[0]), nl.ds(work.columns[0].first, size[1]), :]
         is_beside = are_alone and first // nl.tile_size.pmax % 2 == 1
-        store(target, tile.reshape(size), is_beside, is_static)
+        store(target, tile.reshape(size), is_beside, work.is_static)
         first = first + size[0]
 
 
@@ -89,11 +83,10 @@ def multiply_last(places: list[Ready]) -> None:
                 _multiply_bank(ready, row, index)
         # By VectorE, which is done sooner, where the products of the next channels take as long.
         _take_out(work, row, 0 if len(places) >= _LAST and last > 1 else row)
-        if work.is_last and work.groups == 1:
+        if work.is_last and work.groups == 1 and len(work.blocks) == 0:
             channel = work.first + row * nl.tile_size.pmax
-            some = work.results[row : row + 1]
-            _store(work.out, some, channel, work.columns[0].first, True, work.is_static)
-    if work.groups > 1:
+            _store(work, work.results[row : row + 1], channel, True)
+    if work.groups > 1 or len(work.blocks) > 0:
         _store_results(work, True)
 
 
@@ -125,8 +118,11 @@ def _store_results(work: Work, are_alone: bool) -> None:
     """The results of the last pass that gives them their sums. Stores that `are_alone` go by both
     rings, as no loads follow.
     """
-    if work.is_last and work.groups > 1:
+    if work.is_last and len(work.blocks) > 0:
+        channels = nl.ds(work.columns[0].first, work.columns[0].chunks * work.columns[0].lanes)
+        target = work.out[nl.ds(work.first, work.channels), channels, :]
+        exchange(target, work.blocks, work.halves)
+    elif work.is_last and work.groups > 1:
         _store_diagonal(work.out, work.results[0], work.groups)
     elif work.is_last:
-        first = work.columns[0].first
-        _store(work.out, work.results, work.first, first, are_alone, work.is_static)
+        _store(work, work.results, work.first, are_alone)

@@ -19,6 +19,7 @@ from trnx.nki_kernels.kernels.convolution._depthwise import depthwise_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_plan, is_depthwise
 from trnx.nki_kernels.kernels.convolution._depthwise_product import depthwise_product_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_product_host import (
+    products_of_core,
     products_plan,
     products_shift,
     tile_of,
@@ -86,16 +87,7 @@ def convolution_kernel(
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the result, and how the convolution is blocked."""
     if is_depthwise(b):
-        numbers, has_images = depthwise_plan(b, windows_of(b), hw)
-        few = is_depthwise_static(b, numbers)
-        if (products := products_plan(b, windows_of(b), hw)) is not None:
-            few = few and is_products_static(b, products)
-            shift = products_shift(b, windows_of(b), hw)
-            tile = tile_of(b, windows_of(b), hw)
-            more = (result_shape(b), products, tile, shift, numbers, has_images, few)
-            launch = Launch.of(depthwise_product_kernel, b, NAMES, *more)
-            return replace(launch, unknown_trips=0)
-        return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images, few)
+        return _depthwise_launch(b, hw)
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
     problem = problem_of(b)
@@ -107,6 +99,26 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     how = plan(problem, layout, few, hw)
     apart = rows_apart(b)
     return Launch.of(convolution_kernel, b, NAMES, result_shape(b), how, apart)
+
+
+def _depthwise_launch(b: Bindings, hw: Hardware) -> Launch:
+    """By products, or by VectorE."""
+    windows = windows_of(b)
+    numbers, has_images = depthwise_plan(b, windows, hw)
+    its, on, by_channels = products_of_core(b, windows, has_images, hw)
+    products = products_plan(its, windows, on)
+    if products is None:
+        few = is_depthwise_static(b, numbers)
+        return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images, few)
+    one = replace(hw, cores=1)
+    if supports(b, one) is None:
+        # What is done again comes rarely, and in as few blocks as on one core.
+        numbers, has_images = depthwise_plan(b, windows, one)
+    few = is_depthwise_static(b, numbers) and is_products_static(b, products)
+    how = (products, tile_of(its, windows, on), products_shift(its, windows, on))
+    more = (result_shape(b), *how, numbers, has_images, few, by_channels)
+    launch = Launch.of(depthwise_product_kernel, b, NAMES, *more)
+    return replace(launch, unknown_trips=0)
 
 
 register(

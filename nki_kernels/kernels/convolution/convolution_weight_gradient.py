@@ -18,6 +18,10 @@ from trnx.nki_kernels.kernels.convolution._descriptors import is_gradient_static
 from trnx.nki_kernels.kernels.convolution._strips_gradient import strips_gradient_kernel
 from trnx.nki_kernels.kernels.convolution._strips_host import cut_plan
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
+from trnx.nki_kernels.kernels.convolution._weight_halves_host import (
+    images_of_core,
+    shares_images,
+)
 from trnx.nki_kernels.kernels.convolution._weight_host import (
     cost,
     groups_together,
@@ -49,16 +53,18 @@ def convolution_weight_gradient_kernel(
     keeps: tuple[bool, bool],
     is_turned: bool,
     is_static: bool,
+    by_images: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight. `together` groups are one product,
     of which the blocks on the diagonal are wanted. `is_turned`: DMA transposes. `is_static`:
-    descriptors are made before the run (nki-dge.rst). `cores` share the blocks of the result.
+    descriptors are made before the run (nki-dge.rst). `cores` share the blocks of the result, or
+    `by_images`.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tensors = (x, grad) if transposed else (grad, x)
     how = (keeps, is_turned, is_static)
-    weight_gradient(out, tensors, (groups, together), numbers, how, cores)
+    weight_gradient(out, tensors, (groups, together), numbers, how, cores, by_images)
     return out
 
 
@@ -85,7 +91,13 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         parts = tuple(int(part) for part in cut[1])
         more = (b.weight.shape, fields, parts, numbers, kept, few)
         return replace(Launch.of(strips_gradient_kernel, b, names, *more), unknown_trips=0)
-    plain = (b.groups, together, numbers, kept, is_turned, few)
+    by_images = shares_images(b, kept, hw)
+    if by_images:
+        its = images_of_core(b, hw)
+        numbers, is_turned = plan(its, hw), turns_by_dma(its, hw)
+        kept = keeps(its, numbers, hw)
+        few = is_gradient_static(b, numbers, all(kept), is_turned, hw)
+    plain = (b.groups, together, numbers, kept, is_turned, few, by_images)
     return Launch.of(kernel, b, names, b.weight.shape, *plain)
 
 
