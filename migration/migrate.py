@@ -14,6 +14,7 @@ from trnx.migration.launch_grids import WithoutGrids, without_grids
 from trnx.migration.names import Names
 from trnx.migration.nested import without_nested
 from trnx.migration.passed_lists import PassedLists
+from trnx.migration.passed_tiles import PassedTiles
 from trnx.migration.source import DELETED, Source
 from trnx.migration.uses import names_of
 from trnx.simulator.errors import TrnxError
@@ -60,10 +61,10 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
         return Migration(text, text, ())
     notes = _notes(source.tree, grids)
     kernels = _functions(source.tree)
-    passed = PassedLists(kernels, names)
+    passed, tiles = PassedLists(kernels, names), PassedTiles(kernels, names)
     for function in kernels:
         if names.is_old or _uses_old(function, names):
-            KernelRewriter(source, names, notes, passed).run(function)
+            KernelRewriter(source, names, notes, passed, tiles).run(function)
         _imports(function, names)
         _decorators(function, source, names)
     runners = _runners(source.tree, names)

@@ -100,7 +100,8 @@ def broadcast(tile: NkiTensor, shape: Shape) -> NkiTensor:
 def _common_shape(tiles: Sequence[NkiTensor]) -> Shape:
     rank = max(tile.ndim for tile in tiles)
     if any(tile.ndim != rank for tile in tiles):
-        fail(f"operands must have one rank: {[tile.shape for tile in tiles]}")
+        shapes = [tile.shape for tile in tiles]
+        fail(f"operands must have one rank: {shapes}; `tile.expand_dim(1)` gives a dimension of 1")
     shape = tuple(max(sizes) for sizes in zip(*(tile.shape for tile in tiles), strict=True))
     for tile in tiles:
         if any(have not in (1, want) for have, want in zip(tile.shape, shape, strict=True)):
