@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from trnx.migration.affine import Affine, operand, subtracted
+from trnx.migration.affine import Affine, added, operand, subtracted
 
 
 def loaded_shape(
@@ -36,10 +36,10 @@ def loaded_shape(
 
 
 def _of_slice(whole: str, part: ast.Slice, render: Callable[[ast.expr], str]) -> str | None:
-    if part.step is not None:
-        return None
     start = "0" if part.lower is None else render(part.lower)
     stop = whole if part.upper is None else render(part.upper)
-    if start.startswith("-") or stop.startswith("-"):
+    step = "1" if part.step is None else render(part.step)
+    if start.startswith("-") or stop.startswith("-") or not step.isdigit():
         return None
-    return subtracted(stop, start)
+    size = subtracted(stop, start)
+    return size if step == "1" else f"({added(size, str(int(step) - 1))}) // {step}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trnx.migration.calls import Spelling, without
+from trnx.migration.config_classes import derive_config_classes
 from trnx.migration.kernels import KernelRewriter
 from trnx.migration.launch_grids import WithoutGrids, without_grids
 from trnx.migration.names import Names
@@ -69,7 +70,8 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
         _decorators(function, source, names)
     runners = _runners(source.tree, names)
     _calls(source, names, notes, runners)
-    _annotations(source, names)
+    _attributes(source, names)
+    derive_config_classes((one for one in kernels if _is_kernel(one, names)), source, names)
     above = names.rewrite_imports(_used(source))
     before = {
         statement: "".join(f"{source.indent(statement)}{MARK} {note}\n" for note in found)
@@ -208,11 +210,15 @@ def _own_expressions(statement: ast.stmt) -> list[ast.AST]:
     return found[::-1]
 
 
-def _annotations(source: Source, names: Names) -> None:
-    """`x: nki.tensor` of NKI 0.1."""
+def _attributes(source: Source, names: Names) -> None:
+    """`x: nki.tensor` of NKI 0.1, and the level `logging.OFF`, which its import made."""
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Attribute) and names.dotted(node) == "nki.tensor":
+        if not isinstance(node, ast.Attribute):
+            continue
+        if names.dotted(node) == "nki.tensor":
             source.replace(node, names.spelt("nki.language", "NkiTensor"))
+        elif names.dotted(node) == "logging.OFF" and names.is_old:
+            source.replace(node, f"{source.render(node.value)}.CRITICAL")
 
 
 def _run_kernel(node: ast.Call, names: Names) -> ast.expr | None:

@@ -125,6 +125,11 @@ def apply(op: Op, *args: Any, dtype: Any = None) -> NkiTensor:
     """`op(x)` or `op(x, y)` on tiles and numbers."""
     if len(args) != op.arity:
         fail(f"nl.{op.name} takes {op.arity} operands, got {len(args)}")
+    if op.arity == 1 and not isinstance(args[0], NkiTensor):
+        fail(
+            f"nl.{op.name} takes a tile, not {args[0]!r}; functions of a number are Python's, such "
+            "as math.sqrt"
+        )
     if op.name == "copy":
         return copy(args[0], dtype)
     if op.name == "rsqrt" and args[0].storage.buffer is MemoryRegion.psum:

@@ -34,6 +34,7 @@ def _array(*shape: int) -> np.ndarray[Any, Any]:
 
 _X = _array(128, 40)
 _W = _array(128, 128) / 8
+_ROWS = _array(300, 40)
 CASES = {
     "operators on a parameter and on a result": Case(
         """\
@@ -126,6 +127,26 @@ def kernel(x):
         (_W,),
         4 * _W.T @ _W,
     ),
+    "a data class of options": Case(
+        """\
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    factor: float = 3.0
+
+
+@nki.jit
+def kernel(x, options=None):
+    options = options or Options()
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, value=nl.load(x) * options.factor)
+    return out
+""",
+        (_X,),
+        3 * _X,
+    ),
     "a masked load of whole rows": Case(
         """\
 @nki.jit
@@ -138,12 +159,12 @@ def kernel(x):
         part = nl.load(x[at, 8:24], mask=at < rows)
         nl.store(out[at, :], tile * 2.0, mask=at < rows)
         nl.store(out[at, 8:24], part, mask=at < rows)
+        odd = nl.load(x[at, 25:columns:2], mask=at < rows)
+        nl.store(out[at, 25:columns:2], odd, mask=at < rows)
     return out
 """,
-        (_array(300, 40),),
-        np.concatenate(
-            [2 * _array(300, 40)[:, :8], _array(300, 40)[:, 8:24], 2 * _array(300, 40)[:, 24:]], 1
-        ),
+        (_ROWS,),
+        _ROWS * np.where(np.isin(np.arange(40), [*range(8, 24), *range(25, 40, 2)]), 1, 2),
     ),
 }
 
@@ -161,12 +182,19 @@ def test_a_migrated_file_gives_its_references_values(tmp_path: Path, name: str) 
     assert migrate(found.new).new == found.new, "a second time changes nothing"
 
 
-@pytest.mark.parametrize("part", ["..., at", "0:4, at", "at, 0:8:2", "at, -8:"])
+@pytest.mark.parametrize("part", ["..., at", "0:4, at", "at, 0:8:step", "at, -8:"])
 def test_a_masked_load_whose_size_is_not_known_is_commented(part: str) -> None:
     body = f"""\
-def kernel(x, rows):
+def kernel(x, rows, step):
     at = nl.arange(128)[:, None]
     tile = nl.load(x[{part}], mask=at < rows)
 """
     notes = [note for _, note in migrate(HEAD + body).notes]
     assert notes == ["a load with a mask and a slice: make its tile, and load a part of it"]
+
+
+def test_the_level_that_the_import_made() -> None:
+    old = "import logging\nimport neuronxcc.nki.language as nl\n\nlogging.disable(logging.OFF)\n"
+    new = migrate(old).new
+    assert "logging.disable(logging.CRITICAL)\n" in new
+    assert "logging.OFF" in migrate(old.replace("neuronxcc.nki", "nki")).new
