@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from trnx.simulator import install, load, simulate, uninstall
+from trnx.simulator.errors import UnknownNkiNameError
 from trnx.simulator.frontend.installation import AlreadyImportedError
 from trnx.simulator.frontend.nki_modules import nki_modules
-from trnx.simulator.errors import UnknownNkiNameError
 from trnx.simulator.frontend.run_script import ScriptError, run_script
 
 SCRIPT = """\
