@@ -101,6 +101,13 @@ class Expressions(Views):
             has_psum |= is_psum
         return texts
 
+    def move_to_sbuf(self, node: ast.expr | None) -> None:
+        """What TensorE and GpSimd read is in SBUF: a tile of PSUM is copied before."""
+        if node is not None and self._is_psum(node):
+            name = self.fresh()
+            self.before.append(f"{name} = {self.nl('copy')}({self.source.render(node)})")
+            self.source.replace(node, name)
+
     def _is_psum(self, node: ast.expr) -> bool:
         owner = node.value if isinstance(node, ast.Subscript) else node
         return isinstance(owner, ast.Name) and self.tiles.get(owner.id, Tile()).is_psum
@@ -395,6 +402,9 @@ class Expressions(Views):
             if parameter not in ("mask", "dtype"):
                 self.visit(value)
         self.spell(node)
+        if isa == "nc_matmul":
+            for operand_name in ("stationary", "moving"):
+                self.move_to_sbuf(given.get(operand_name))
         texts = {name: self.source.render(value) for name, value in given.items()}
         made = declaration(isa, dst, given, texts, self.nl)
         if declares and made is None:
@@ -416,6 +426,7 @@ class Expressions(Views):
         for name, one in given.items():
             if name not in ("pred", "expr", "dtype", "mask"):
                 self.visit(one)
+        self.move_to_sbuf(given.get("on_true_tile"))
         texts = {name: self.source.render(one) for name, one in given.items() if one is not main}
         try:
             if main is None:

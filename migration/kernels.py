@@ -460,6 +460,7 @@ class KernelRewriter:
             if one is None:
                 return None
             self._expressions.visit(one)
+            self._expressions.move_to_sbuf(one)
             texts.append(self._source.render(one))
         if not is_turned:
             texts[0] = self._transposed(texts[0])

@@ -127,6 +127,24 @@ def kernel(x):
         (_W,),
         4 * _W.T @ _W,
     ),
+    "products and selections of what is in PSUM": Case(
+        """\
+@nki.jit
+def kernel(x):
+    out = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    turned = nisa.nc_transpose(tile)
+    square = nisa.nc_matmul(turned, tile)
+    total = nl.zeros((128, 128), dtype=nl.float32, buffer=nl.psum)
+    total += nisa.nc_matmul(stationary=tile, moving=turned[0:128, 0:128])
+    rows, columns = nl.mgrid[0:128, 0:128]
+    lower = nisa.affine_select(pred=rows >= columns, on_true_tile=square, on_false_value=0.0)
+    nl.store(out, value=lower + total)
+    return out
+""",
+        (_W,),
+        np.tril(_W @ _W) + _W.T @ _W.T,
+    ),
     "a data class of options": Case(
         """\
 from dataclasses import dataclass
