@@ -138,6 +138,10 @@ def difference(left: Affine, right: Affine) -> Affine:
     return Affine(tuple(terms.items()), subtracted(left.offset, right.offset))
 
 
+# Names of index expressions, of grids and of masks.
+State = tuple[dict[str, Affine], dict[str, tuple[Affine, ...]], dict[str, tuple[Comparison, ...]]]
+
+
 class Indices:
     """What names stand for index expressions, and how to read new ones."""
 
@@ -151,6 +155,23 @@ class Indices:
         self.grids: dict[str, tuple[Affine, ...]] = {}
         # Masks by name: all of their comparisons hold.
         self.masks: dict[str, tuple[Comparison, ...]] = {}
+
+    def state(self) -> State:
+        """What the names stand for here."""
+        return dict(self.names), dict(self.grids), dict(self.masks)
+
+    def restore(self, state: State) -> None:
+        """What they stood for there."""
+        names, grids, masks = state
+        self.names, self.grids, self.masks = dict(names), dict(grids), dict(masks)
+
+    def join(self, one: State, other: State) -> None:
+        """After an `if`: a name that its branches left with two meanings has none."""
+        joined = [
+            {name: value for name, value in {**a, **b}.items() if a.get(name, value) == value}
+            for a, b in zip(one, other, strict=True)
+        ]
+        self.restore((joined[0], joined[1], joined[2]))
 
     @property
     def _known(self) -> set[str]:

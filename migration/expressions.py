@@ -180,7 +180,10 @@ class Expressions(Views):
         outer = self._bounds
         try:
             if any(keyword.arg == "mask" for keyword in node.keywords) and (language or isa):
-                self._bounds = {**outer, **(self.masked(node) or {})}
+                bounds = self.masked(node)
+                if bounds is None and isa in PARAMETERS:
+                    return True  # the mask stays, under its comment, and so does the call
+                self._bounds = {**outer, **(bounds or {})}
             if isa in PARAMETERS and not is_alone:
                 given = {keyword.arg for keyword in node.keywords}
                 if "dst" not in given:

@@ -115,9 +115,15 @@ class KernelRewriter:
             self._finish(statement, None)
             loops = [statement] if isinstance(statement, ast.For) else []
             self._reductions.loops += loops
-            for body in (statement.body, getattr(statement, "orelse", [])):
-                if body:
-                    self._body(body)
+            before = expressions.indices.state()
+            self._body(statement.body)
+            after = expressions.indices.state()
+            if isinstance(statement, ast.If):
+                expressions.indices.restore(before)
+            if orelse := getattr(statement, "orelse", []):
+                self._body(orelse)
+            if isinstance(statement, ast.If):
+                expressions.indices.join(after, expressions.indices.state())
             del self._reductions.loops[len(self._reductions.loops) - len(loops) :]
             return False
         if isinstance(statement, ast.FunctionDef):
@@ -221,6 +227,9 @@ class KernelRewriter:
                 target.id
             )
         is_tile = expressions.visit(value)
+        if isinstance(target, ast.Name):
+            is_flag = isinstance(value, ast.Compare | ast.BoolOp) and not is_tile
+            (expressions.flags.add if is_flag else expressions.flags.discard)(target.id)
         if isinstance(target, ast.Subscript):
             expressions.visit(target)
             self._assignable(target)

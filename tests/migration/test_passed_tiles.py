@@ -187,6 +187,64 @@ def kernel(x):
 }
 
 
+_BRANCHES = """\
+def kernel(x, out, is_late, is_on):
+    rows, columns = nl.mgrid[0:128, 0:40]
+    if is_late:
+        at = rows + 128
+        inside = rows >= columns
+    else:
+        at = rows
+        inside = columns >= rows
+    {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("t = nisa.affine_select(inside, x, 0.0)", "a mask that is no comparison"),
+        ("t = nl.load(x[at, columns])", ""),
+        ("t = nisa.activation(np.exp, x, mask=is_on)", "a mask that is no comparison"),
+    ],
+)
+def test_what_an_if_decides_stays(line: str, advice: str) -> None:
+    found = migrate(HEAD + _BRANCHES.format(line=line))
+    assert advice in " ".join(note for _, note in found.notes)
+    if "is_on" in line:
+        assert line.replace("np.exp", "nl.exp") in found.new or line in found.new
+        return
+    assert "nl.mgrid[0:128, 0:40]" in found.new
+    name = "inside" if "inside" in line else "at"
+    assert found.new.count(f"        {name} = ") == 2
+    assert "128 : " not in found.new
+
+
+def test_branches_have_their_own_indices() -> None:
+    copied = "nl.store(out[at, columns], nl.load(x[at, columns]))"
+    body = _BRANCHES.format(line="pass")
+    body = body.replace("inside = rows >= columns", copied)
+    body = body.replace("inside = columns >= rows", copied)
+    new = migrate(HEAD + body).new
+    assert "nl.store(out[128 : 256, 0:40], nl.load(x[128 : 256, 0:40]))" in new
+    assert "nl.store(out[0:128, 0:40], nl.load(x[0:128, 0:40]))" in new
+    assert "mgrid" not in new
+
+
+def test_a_flag_as_a_mask_is_an_if() -> None:
+    body = """\
+def kernel(x, i, rows):
+    t = nl.ndarray((128, 40), dtype=x.dtype, buffer=nl.sbuf)
+    is_on = i * 128 < rows
+    t[...] = nisa.activation(nl.exp, x, mask=is_on)
+    u = nisa.activation(nl.exp, x, mask=is_on)
+"""
+    found = migrate(HEAD + body)
+    assert "    if is_on:\n        nisa.activation(t, nl.exp, x)\n" in found.new
+    assert "u = nisa.activation(nl.exp, x, mask=is_on)" in found.new
+    assert len(found.notes) == 1
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_migrated_file_gives_its_references_values(tmp_path: Path, name: str) -> None:
     case = CASES[name]
