@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 _SIMPLE = (ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Subscript)
 _COMPARED: dict[type[ast.AST], str] = {
@@ -142,6 +143,9 @@ def difference(left: Affine, right: Affine) -> Affine:
 State = tuple[dict[str, Affine], dict[str, tuple[Affine, ...]], dict[str, tuple[Comparison, ...]]]
 
 
+_Value = TypeVar("_Value")
+
+
 class Indices:
     """What names stand for index expressions, and how to read new ones."""
 
@@ -167,11 +171,9 @@ class Indices:
 
     def join(self, one: State, other: State) -> None:
         """After an `if`: a name that its branches left with two meanings has none."""
-        joined = [
-            {name: value for name, value in {**a, **b}.items() if a.get(name, value) == value}
-            for a, b in zip(one, other, strict=True)
-        ]
-        self.restore((joined[0], joined[1], joined[2]))
+        self.restore(
+            (_agreed(one[0], other[0]), _agreed(one[1], other[1]), _agreed(one[2], other[2]))
+        )
 
     @property
     def _known(self) -> set[str]:
@@ -276,3 +278,9 @@ class Indices:
 
 def _arange(start: str, stop: str, axis: int, rank: int) -> Affine:
     return Affine(((Iota(subtracted(stop, start), axis, rank), "1"),), start)
+
+
+def _agreed(one: dict[str, _Value], other: dict[str, _Value]) -> dict[str, _Value]:
+    """What two branches do not bind differently."""
+    both = {**one, **other}
+    return {name: value for name, value in both.items() if one.get(name, value) == value}

@@ -370,11 +370,12 @@ class Expressions(Views):
             shape = f"{gather.rows}.shape[0], {gather.columns.terms[0][0].size}"
             return self._loaded(name, shape, given.get("dtype"), base, view)
         read = [self.part(part) for part in parts]
-        shape = loaded_shape(base, parts, read, self.is_vector(base, read), self.source.render)
-        if shape is None:
+        is_vector = self.is_vector(base, read)
+        sizes = loaded_shape(base, parts, read, is_vector, self.source.render)
+        if sizes is None:
             self.note("a load with a mask and a slice: make its tile, and load a part of it")
             return []
-        return self._loaded(name, shape, given.get("dtype"), base, view)
+        return self._loaded(name, sizes, given.get("dtype"), base, view)
 
     def _loaded(
         self, name: str, shape: str, dtype: ast.expr | None, base: str, view: str

@@ -52,8 +52,9 @@ class PassedTiles:
         return () if function is None else self._results.get(function.name, ())
 
     def _called(self, value: ast.expr) -> ast.FunctionDef | None:
-        is_named = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
-        return self._functions.get(value.func.id) if is_named else None
+        if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name)):
+            return None
+        return self._functions.get(value.func.id)
 
     def _is_tile(self, node: ast.expr, known: set[str]) -> bool:
         if isinstance(node, ast.Name):
@@ -72,8 +73,9 @@ class PassedTiles:
         if self._names.isa(node.func) in PARAMETERS:
             return True
         method = node.func
-        is_method = isinstance(method, ast.Attribute) and method.attr in _METHODS
-        return is_method and self._is_tile(method.value, known)
+        if not (isinstance(method, ast.Attribute) and method.attr in _METHODS):
+            return False
+        return self._is_tile(method.value, known)
 
     def _follow(self, function: ast.FunctionDef) -> bool:
         """Hand on what is known in a function; True where that is news."""
