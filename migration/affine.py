@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 _SIMPLE = (ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Subscript)
 _COMPARED: dict[type[ast.AST], str] = {
@@ -138,6 +139,13 @@ def difference(left: Affine, right: Affine) -> Affine:
     return Affine(tuple(terms.items()), subtracted(left.offset, right.offset))
 
 
+# Names of index expressions, of grids and of masks.
+State = tuple[dict[str, Affine], dict[str, tuple[Affine, ...]], dict[str, tuple[Comparison, ...]]]
+
+
+_Value = TypeVar("_Value")
+
+
 class Indices:
     """What names stand for index expressions, and how to read new ones."""
 
@@ -151,6 +159,21 @@ class Indices:
         self.grids: dict[str, tuple[Affine, ...]] = {}
         # Masks by name: all of their comparisons hold.
         self.masks: dict[str, tuple[Comparison, ...]] = {}
+
+    def state(self) -> State:
+        """What the names stand for here."""
+        return dict(self.names), dict(self.grids), dict(self.masks)
+
+    def restore(self, state: State) -> None:
+        """What they stood for there."""
+        names, grids, masks = state
+        self.names, self.grids, self.masks = dict(names), dict(grids), dict(masks)
+
+    def join(self, one: State, other: State) -> None:
+        """After an `if`: a name that its branches left with two meanings has none."""
+        self.restore(
+            (_agreed(one[0], other[0]), _agreed(one[1], other[1]), _agreed(one[2], other[2]))
+        )
 
     @property
     def _known(self) -> set[str]:
@@ -255,3 +278,9 @@ class Indices:
 
 def _arange(start: str, stop: str, axis: int, rank: int) -> Affine:
     return Affine(((Iota(subtracted(stop, start), axis, rank), "1"),), start)
+
+
+def _agreed(one: dict[str, _Value], other: dict[str, _Value]) -> dict[str, _Value]:
+    """What two branches do not bind differently."""
+    both = {**one, **other}
+    return {name: value for name, value in both.items() if one.get(name, value) == value}

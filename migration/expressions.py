@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from trnx.migration.affine import Affine, NotAffineError, operand
 from trnx.migration.calls import Spelling, arithmetic, without
+from trnx.migration.loaded_shapes import loaded_shape
 from trnx.migration.names import Names
+from trnx.migration.passed_tiles import NO_TILE, PassedTiles
 from trnx.migration.results import PARAMETERS, affine_select, bound, declaration, iota
 from trnx.migration.source import Source
 from trnx.migration.subscripts import (
@@ -22,18 +25,14 @@ _REWRITTEN = ("simulate_kernel", "baremetal", "par_dim", "static_cast")
 _REDUCTIONS = ("sum", "max", "min", "mean", "prod", "var", "all")
 # `nl.fp32.min`: the least float32.
 _SMALLEST = "-3.4028234663852886e38"
-# Functions of nki.language that make no tile.
-_NO_TILE = (
-    "affine_range", "sequential_range", "static_range", "dynamic_range", "program_id",
-    "num_programs", "program_ndim", "ds", "store", "device_print", "par_dim",
-)  # fmt: skip
 
 
 class Expressions(Views):
     """Rewrites the expressions of one function, in order; replacements go to the source."""
 
-    def __init__(self, source: Source, names: Names) -> None:
+    def __init__(self, source: Source, names: Names, passed: PassedTiles) -> None:
         super().__init__(source, names)
+        self._passed = passed
         self._spelling = Spelling(source, names)
         self._seen: dict[ast.expr, bool] = {}
 
@@ -85,13 +84,33 @@ class Expressions(Views):
         name = arithmetic(op)
         if not any(is_tile) or not name or len(parts) > 2:
             return False
-        texts = ", ".join(self.source.render(part) for part in parts)
+        texts = ", ".join(self.operands(parts))
         named = {part.id for part in parts if isinstance(part, ast.Name)}
         if isinstance(op, ast.Div) and named & self.integers:
             # Integers have quotients in float32; nl.divide gives the dtype of its operands.
             texts += f", dtype={self.nl('float32')}"
         self.source.replace(node, f"{self.nl(name)}({texts})")
         return True
+
+    def operands(self, parts: Sequence[ast.expr]) -> list[str]:
+        """The operands of a function of nki.language: one of them may be in PSUM."""
+        texts, has_psum = [], False
+        for part in parts:
+            text, is_psum = self.source.render(part), self._is_psum(part)
+            texts.append(f"{self.nl('copy')}({text})" if has_psum and is_psum else text)
+            has_psum |= is_psum
+        return texts
+
+    def move_to_sbuf(self, node: ast.expr | None) -> None:
+        """What TensorE and GpSimd read is in SBUF: a tile of PSUM is copied before."""
+        if node is not None and self._is_psum(node):
+            name = self.fresh()
+            self.before.append(f"{name} = {self.nl('copy')}({self.source.render(node)})")
+            self.source.replace(node, name)
+
+    def _is_psum(self, node: ast.expr) -> bool:
+        owner = node.value if isinstance(node, ast.Subscript) else node
+        return isinstance(owner, ast.Name) and self.tiles.get(owner.id, Tile()).is_psum
 
     def _attribute(self, node: ast.Attribute) -> None:
         module, _, name = self.names.dotted(node).rpartition(".")
@@ -161,7 +180,10 @@ class Expressions(Views):
         outer = self._bounds
         try:
             if any(keyword.arg == "mask" for keyword in node.keywords) and (language or isa):
-                self._bounds = {**outer, **(self.masked(node) or {})}
+                bounds = self.masked(node)
+                if bounds is None and isa in PARAMETERS:
+                    return True  # the mask stays, under its comment, and so does the call
+                self._bounds = {**outer, **(bounds or {})}
             if isa in PARAMETERS and not is_alone:
                 given = {keyword.arg for keyword in node.keywords}
                 if "dst" not in given:
@@ -221,8 +243,9 @@ class Expressions(Views):
             self.visit(node.func)
         else:
             self._gone(node.func)
-        makes_tile = bool(language) and language not in _NO_TILE
-        return makes_tile or self._is_tile_method(node)
+        makes_tile = bool(language) and language not in NO_TILE
+        is_result = self._passed.of_result(node) == (True,)
+        return makes_tile or is_result or self._is_tile_method(node)
 
     def _place(self, name: ast.Name) -> None:
         """The view that a name stands for, in its place."""
@@ -308,8 +331,7 @@ class Expressions(Views):
         value = value or next((k.value for k in node.keywords if k.arg == "value"), None)
         if value is None:
             return
-        owner = value.value if isinstance(value, ast.Subscript) else value
-        if isinstance(owner, ast.Name) and self.tiles.get(owner.id, Tile()).is_psum:
+        if self._is_psum(value):
             # DMA does not read PSUM since NKI 0.3.
             self.source.replace(value, f"{self.nl('copy')}({self.source.render(value)})")
         if self._bounds and not self.indices.has_index(value) and not _has_slices(value):
@@ -347,14 +369,13 @@ class Expressions(Views):
         if gather is not None:
             shape = f"{gather.rows}.shape[0], {gather.columns.terms[0][0].size}"
             return self._loaded(name, shape, given.get("dtype"), base, view)
-        read = [part for part in map(self.part, parts) if isinstance(part, Affine)]
-        sizes = {iota.axis: iota.size for part in read for iota, _ in part.terms}
-        if self.is_vector(base, read):
-            sizes = {0: "1", 1: "1", **sizes}
-        elif len(sizes) < len(parts) - sum(isinstance(p, Affine) and not p.terms for p in read):
-            self.note("a load with a mask and a slice: its tile has the size that is loaded")
-        shape = ", ".join(sizes[axis] for axis in sorted(sizes)) + "," * (len(sizes) == 1)
-        return self._loaded(name, shape, given.get("dtype"), base, view)
+        read = [self.part(part) for part in parts]
+        is_vector = self.is_vector(base, read)
+        sizes = loaded_shape(base, parts, read, is_vector, self.source.render)
+        if sizes is None:
+            self.note("a load with a mask and a slice: make its tile, and load a part of it")
+            return []
+        return self._loaded(name, sizes, given.get("dtype"), base, view)
 
     def _loaded(
         self, name: str, shape: str, dtype: ast.expr | None, base: str, view: str
@@ -385,6 +406,9 @@ class Expressions(Views):
             if parameter not in ("mask", "dtype"):
                 self.visit(value)
         self.spell(node)
+        if isa == "nc_matmul":
+            for operand_name in ("stationary", "moving"):
+                self.move_to_sbuf(given.get(operand_name))
         texts = {name: self.source.render(value) for name, value in given.items()}
         made = declaration(isa, dst, given, texts, self.nl)
         if declares and made is None:
@@ -406,6 +430,7 @@ class Expressions(Views):
         for name, one in given.items():
             if name not in ("pred", "expr", "dtype", "mask"):
                 self.visit(one)
+        self.move_to_sbuf(given.get("on_true_tile"))
         texts = {name: self.source.render(one) for name, one in given.items() if one is not main}
         try:
             if main is None:

@@ -12,6 +12,7 @@ from trnx.migration.expressions import Expressions
 from trnx.migration.loop_reductions import LoopReductions, is_loop_reduce
 from trnx.migration.names import Names
 from trnx.migration.passed_lists import HBM, PassedLists
+from trnx.migration.passed_tiles import PassedTiles
 from trnx.migration.results import PARAMETERS, RESULTS, Result, bound
 from trnx.migration.source import DELETED, Source
 from trnx.migration.subscripts import bounded_tile
@@ -38,12 +39,14 @@ class KernelRewriter:
         names: Names,
         notes: dict[ast.stmt, list[str]],
         passed: PassedLists,
+        tiles: PassedTiles,
     ) -> None:
         self._source = source
         self._passed = passed
+        self._passed_tiles = tiles
         self._names = names
         self._notes = notes
-        self._expressions = Expressions(source, names)
+        self._expressions = Expressions(source, names, tiles)
         self._returned: set[str] = set()
         # Assignments of index expressions, which are gone.
         self._removed: list[ast.Assign | ast.AnnAssign] = []
@@ -62,6 +65,8 @@ class KernelRewriter:
         self._expressions.is_host = self._is_host(function)
         for name, blocks in self._passed.parameters(function).items():
             self._expressions.tiles[name] = Tile(blocks)
+        for name in self._passed_tiles.parameters(function):
+            self._expressions.tiles.setdefault(name, Tile())
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
                 self._returned |= {
@@ -110,9 +115,15 @@ class KernelRewriter:
             self._finish(statement, None)
             loops = [statement] if isinstance(statement, ast.For) else []
             self._reductions.loops += loops
-            for body in (statement.body, getattr(statement, "orelse", [])):
-                if body:
-                    self._body(body)
+            before = expressions.indices.state()
+            self._body(statement.body)
+            after = expressions.indices.state()
+            if isinstance(statement, ast.If):
+                expressions.indices.restore(before)
+            if orelse := getattr(statement, "orelse", []):
+                self._body(orelse)
+            if isinstance(statement, ast.If):
+                expressions.indices.join(after, expressions.indices.state())
             del self._reductions.loops[len(self._reductions.loops) - len(loops) :]
             return False
         if isinstance(statement, ast.FunctionDef):
@@ -201,6 +212,10 @@ class KernelRewriter:
             return []
         if not isinstance(target, ast.Name | ast.Subscript) or len(targets) > 1:
             expressions.visit(value)
+            for part in targets:
+                if isinstance(part, ast.Tuple):
+                    made = self._passed_tiles.unpacked(part, value)
+                    expressions.tiles |= {name: Tile() for name in made}
             return None
         if isinstance(value, ast.Call) and (lines := self._made(target, value)) is not None:
             return lines
@@ -212,6 +227,9 @@ class KernelRewriter:
                 target.id
             )
         is_tile = expressions.visit(value)
+        if isinstance(target, ast.Name):
+            is_flag = isinstance(value, ast.Compare | ast.BoolOp) and not is_tile
+            (expressions.flags.add if is_flag else expressions.flags.discard)(target.id)
         if isinstance(target, ast.Subscript):
             expressions.visit(target)
             self._assignable(target)
@@ -310,11 +328,16 @@ class KernelRewriter:
             return None  # the mask stays, under its comment
         with expressions.bounded(bounds):
             if isinstance(target, ast.Name):
+                # A tile that the call reads is there until it has been read.
+                is_read = target.id in names_of(call)
+                dst = expressions.fresh() if is_read else target.id
                 lines = (
-                    expressions.masked_load(call, target.id)
+                    expressions.masked_load(call, dst)
                     if is_masked
-                    else expressions.instruction(call, target.id, declares=True)
+                    else expressions.instruction(call, dst, declares=True)
                 )
+                if is_read and lines:
+                    lines.append(f"{target.id} = {dst}")
                 is_psum = RESULTS.get(isa, _ANY).buffer == "psum"
                 expressions.tiles[target.id] = Tile(is_psum=is_psum)
                 expressions.indices.names.pop(target.id, None)
@@ -330,7 +353,8 @@ class KernelRewriter:
             if RESULTS.get(isa, _ANY).buffer == "psum" and not self._is_psum(target):
                 product = expressions.fresh()
                 lines = expressions.instruction(call, product, declares=True)
-                return None if lines is None else [*lines, f"{_place(dst)} = {product}"]
+                place = f"{dst}[...]" if self._is_block(target) else _place(dst)
+                return None if lines is None else [*lines, f"{place} = {product}"]
             return expressions.instruction(call, dst, declares=False)
 
     def _is_psum(self, target: ast.Subscript) -> bool:
@@ -397,15 +421,15 @@ class KernelRewriter:
         name = arithmetic(statement.op)
         if isinstance(target, ast.Name):
             if target.id in expressions.tiles and name:
-                text = f"{expressions.nl(name)}({target.id}, {self._source.render(value)})"
+                text = f"{expressions.nl(name)}({', '.join(expressions.operands((target, value)))})"
                 return [f"{target.id}[...] = {text}"]
             return None
         if isinstance(target, ast.Subscript) and (is_tile or expressions.visit(target)) and name:
             if not self._source.is_replaced(target):
                 expressions.visit(target)
             place = _place(self._source.render(target))
-            text = f"{expressions.nl(name)}({place}, {self._source.render(value)})"
-            return [f"{place} = {text}"]
+            added = expressions.operands((target, value))[1]
+            return [f"{place} = {expressions.nl(name)}({place}, {added})"]
         return None
 
     def _accumulated(self, target: ast.Name | ast.Subscript, value: ast.expr) -> str | None:
@@ -445,6 +469,7 @@ class KernelRewriter:
             if one is None:
                 return None
             self._expressions.visit(one)
+            self._expressions.move_to_sbuf(one)
             texts.append(self._source.render(one))
         if not is_turned:
             texts[0] = self._transposed(texts[0])

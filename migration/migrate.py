@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trnx.migration.calls import Spelling, without
+from trnx.migration.config_classes import derive_config_classes
 from trnx.migration.kernels import KernelRewriter
 from trnx.migration.launch_grids import WithoutGrids, without_grids
 from trnx.migration.names import Names
 from trnx.migration.nested import without_nested
 from trnx.migration.passed_lists import PassedLists
+from trnx.migration.passed_tiles import PassedTiles
 from trnx.migration.source import DELETED, Source
 from trnx.migration.uses import names_of
 from trnx.simulator.errors import TrnxError
@@ -60,15 +62,16 @@ def migrate(text: str, name: str = "<kernel>") -> Migration:
         return Migration(text, text, ())
     notes = _notes(source.tree, grids)
     kernels = _functions(source.tree)
-    passed = PassedLists(kernels, names)
+    passed, tiles = PassedLists(kernels, names), PassedTiles(kernels, names)
     for function in kernels:
         if names.is_old or _uses_old(function, names):
-            KernelRewriter(source, names, notes, passed).run(function)
+            KernelRewriter(source, names, notes, passed, tiles).run(function)
         _imports(function, names)
         _decorators(function, source, names)
     runners = _runners(source.tree, names)
     _calls(source, names, notes, runners)
-    _annotations(source, names)
+    _attributes(source, names)
+    derive_config_classes((one for one in kernels if _is_kernel(one, names)), source, names)
     above = names.rewrite_imports(_used(source))
     before = {
         statement: "".join(f"{source.indent(statement)}{MARK} {note}\n" for note in found)
@@ -207,11 +210,15 @@ def _own_expressions(statement: ast.stmt) -> list[ast.AST]:
     return found[::-1]
 
 
-def _annotations(source: Source, names: Names) -> None:
-    """`x: nki.tensor` of NKI 0.1."""
+def _attributes(source: Source, names: Names) -> None:
+    """`x: nki.tensor` of NKI 0.1, and the level `logging.OFF`, which its import made."""
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Attribute) and names.dotted(node) == "nki.tensor":
+        if not isinstance(node, ast.Attribute):
+            continue
+        if names.dotted(node) == "nki.tensor":
             source.replace(node, names.spelt("nki.language", "NkiTensor"))
+        elif names.dotted(node) == "logging.OFF" and names.is_old:
+            source.replace(node, f"{source.render(node.value)}.CRITICAL")
 
 
 def _run_kernel(node: ast.Call, names: Names) -> ast.expr | None:

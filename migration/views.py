@@ -58,6 +58,8 @@ class Views:
         self.is_host = False
         # Tiles of numbers that nisa.iota counted.
         self.integers: set[str] = set()
+        # Names of comparisons without an arange, which are Python's.
+        self.flags: set[str] = set()
         # Of the statement at hand: lines that come before it, and what is left to its author.
         self.before: list[str] = []
         self.notes: list[str] = []
@@ -96,6 +98,9 @@ class Views:
         """What the mask of a call says; None, with a note, where that is not known."""
         masks = [keyword.value for keyword in node.keywords if keyword.arg == "mask"]
         if not masks or (isinstance(masks[0], ast.Constant) and masks[0].value is None):
+            return {}
+        if isinstance(masks[0], ast.Name) and masks[0].id in self.flags and self.is_conditional:
+            self.conditions += [masks[0].id] * (masks[0].id not in self.conditions)
             return {}
         try:
             compared = self.indices.comparisons(masks[0])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import threading
 from collections.abc import Mapping
 from enum import Enum
@@ -25,6 +26,11 @@ from trnx.simulator.older_dialects import changed_name
 # An attribute of every module made here; twins use these and leave other packages' alone.
 MARK = "__trnx__"
 _lock = threading.RLock()
+# What Python says of an import that fails.
+_IMPORTED = re.compile(
+    r"cannot import name '(?P<name>\w+)' from '(?P<owner>[\w.]+)'|"
+    r"No module named '(?P<module>(?:neuronxcc\.)?nki\.[\w.]+)'"
+)
 # Where a name is looked for that another module does not have.
 _MAIN = ("nki.isa", "nki.language", "nki.collectives", "nki")
 
@@ -54,6 +60,25 @@ def _meant(module: ModuleType, name: str) -> str:
     if near:
         return f"; did you mean {' or '.join(f'{module.__name__}.{one}' for one in near)}?"
     return "; docs/nki_api.md lists the names"
+
+
+def unknown_import(error: ImportError) -> UnknownNkiNameError | None:
+    """What `from nki.language import par_dim` and `import neuronxcc.nki.kernels.attention` meant;
+    None for what is no name of NKI. Python keeps no message of a module's `__getattr__` for these.
+    """
+    found = _IMPORTED.search(str(error))
+    if found is None:
+        return None
+    owner, name = (found["owner"], found["name"]) if found["name"] else _parent(found["module"])
+    module = _nki_modules().get(owner.removeprefix("neuronxcc."))
+    if module is None:
+        return None
+    return UnknownNkiNameError(f"{owner} has no {name!r}{_meant(module, name)}")
+
+
+def _parent(module: str) -> tuple[str, str]:
+    owner, _, name = module.rpartition(".")
+    return owner, name
 
 
 def nki_modules() -> Mapping[str, ModuleType]:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from trnx.simulator.errors import FindingError, TrnxError
 from trnx.simulator.frontend.installation import install, uninstall
+from trnx.simulator.frontend.nki_modules import unknown_import
 from trnx.simulator.frontend.nki_runtime import warning_of
 from trnx.simulator.hardware import hardware
 from trnx.simulator.kernel_lines import is_simulator_frame
@@ -54,6 +55,10 @@ def run_script(
                 raise
             traceback.print_exc()
             pdb.post_mortem(_to_the_kernel(finding.__traceback__))
+        except ImportError as error:
+            if (unknown := unknown_import(error)) is None:
+                raise
+            raise unknown from error
         except SyntaxError as error:
             if not Path(error.filename or "").is_file():
                 raise  # of text that the script compiles itself

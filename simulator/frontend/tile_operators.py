@@ -100,7 +100,8 @@ def broadcast(tile: NkiTensor, shape: Shape) -> NkiTensor:
 def _common_shape(tiles: Sequence[NkiTensor]) -> Shape:
     rank = max(tile.ndim for tile in tiles)
     if any(tile.ndim != rank for tile in tiles):
-        fail(f"operands must have one rank: {[tile.shape for tile in tiles]}")
+        shapes = [tile.shape for tile in tiles]
+        fail(f"operands must have one rank: {shapes}; `tile.expand_dim(1)` gives a dimension of 1")
     shape = tuple(max(sizes) for sizes in zip(*(tile.shape for tile in tiles), strict=True))
     for tile in tiles:
         if any(have not in (1, want) for have, want in zip(tile.shape, shape, strict=True)):
@@ -124,6 +125,11 @@ def apply(op: Op, *args: Any, dtype: Any = None) -> NkiTensor:
     """`op(x)` or `op(x, y)` on tiles and numbers."""
     if len(args) != op.arity:
         fail(f"nl.{op.name} takes {op.arity} operands, got {len(args)}")
+    if op.arity == 1 and not isinstance(args[0], NkiTensor):
+        fail(
+            f"nl.{op.name} takes a tile, not {args[0]!r}; functions of a number are Python's, such "
+            "as math.sqrt"
+        )
     if op.name == "copy":
         return copy(args[0], dtype)
     if op.name == "rsqrt" and args[0].storage.buffer is MemoryRegion.psum:

@@ -48,7 +48,15 @@ def match_tiles(emit: Emit, dst: NkiTensor, **tiles: NkiTensor) -> None:
     for name, tile in tiles.items():
         emit.check(tile, name)
         if tile.shape[0] != partitions or tile.form.size != size:
-            emit.illegal(f"{name} has {_extent(tile)}, dst has {_extent(dst)}; they must be equal")
+            advice = (
+                " (a column of one element is `operand0` of nki.isa.tensor_scalar, and functions "
+                "of nki.language broadcast it)"
+                if tile.shape[0] == partitions and tile.form.size == 1
+                else ""
+            )
+            emit.illegal(
+                f"{name} has {_extent(tile)}, dst has {_extent(dst)}; they must be equal{advice}"
+            )
 
 
 def _extent(tile: NkiTensor) -> str:

@@ -165,6 +165,11 @@ def test_assignment(tiles: ModuleType) -> None:
     assert torch.equal(got[:, 0], torch.full((5,), 5.0))
 
 
+def test_a_number_is_no_operand_of_a_function_of_one_tile(tiles: ModuleType) -> None:
+    with pytest.raises(IllegalInstructionError, match=r"nl\.sqrt takes a tile, not 4\.0; .*math"):
+        trace(tiles.root_of_number, [TensorSpec.of(torch.zeros(4, 3))])
+
+
 def test_a_number_is_no_tile_to_store(tiles: ModuleType) -> None:
     with pytest.raises(IllegalInstructionError, match=r"use nl\.full\(shape, 7\.0, dtype\)"):
         trace(tiles.stored_number, [TensorSpec.of(torch.zeros(4, 3))])

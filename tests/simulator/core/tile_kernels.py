@@ -86,3 +86,8 @@ def stored_number(x):
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nl.store(out, 7.0)
     return out
+
+
+@nki.jit
+def root_of_number(x):
+    return _result(nl.multiply(nl.load(x), nl.sqrt(4.0)))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from trnx.simulator import install, load, simulate, uninstall
+from trnx.simulator.errors import UnknownNkiNameError
 from trnx.simulator.frontend.installation import AlreadyImportedError
 from trnx.simulator.frontend.nki_modules import nki_modules
 from trnx.simulator.frontend.run_script import ScriptError, run_script
@@ -124,6 +125,29 @@ def test_a_script_that_is_no_python(script: Path, place: str) -> None:
     with pytest.raises(ScriptError, match=rf"{wrong.name} is no valid Python: correct line 2\n"):
         run_script(str(script))
     assert "nki" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("from neuronxcc.nki.language import par_dim", "gone since NKI 0.2: the partition"),
+        ("import neuronxcc.nki.kernels.attention", "live in nki-library"),
+        ("from nki.isa import tensor_tenso", "did you mean nki.isa.tensor_tensor"),
+        ("from neuronxcc.nki.kernels import attention", "live in nki-library"),
+    ],
+)
+def test_an_import_of_a_name_that_is_gone(script: Path, line: str, meant: str) -> None:
+    script.write_text(f"{line}\n")
+    with pytest.raises(UnknownNkiNameError, match=meant) as found:
+        run_script(str(script))
+    assert isinstance(found.value.__cause__, ImportError)
+
+
+@pytest.mark.parametrize("line", ["from math import tensor", "import no_such_module.part"])
+def test_other_imports_fail_as_they_do(script: Path, line: str) -> None:
+    script.write_text(f"{line}\n")
+    with pytest.raises(ImportError):
+        run_script(str(script))
 
 
 def test_text_that_a_script_compiles_itself(script: Path) -> None:
