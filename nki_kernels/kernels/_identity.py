@@ -11,9 +11,7 @@ def identity_of(dtype: object) -> nl.NkiTensor:
     return triangle(1.0, 0.0, nl.equal, dtype)
 
 
-def fill_diagonals(
-    diagonals: nl.NkiTensor, columns: nl.NkiTensor, identity: nl.NkiTensor
-) -> None:
+def fill_diagonals(diagonals: nl.NkiTensor, columns: nl.NkiTensor, identity: nl.NkiTensor) -> None:
     """The columns of `columns[128, blocks]` to the diagonals of `diagonals[128, blocks, 128]`, by
     ScalarE: GpSimd would keep VectorE from its copies."""
     factors = nl.ndarray(columns.shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -47,10 +47,11 @@ _FAR = 8.0
 
 
 class Parameters(NamedTuple):
-    """Weights and biases as loaded, `rows[2, columns]`; `both[128, blocks, 2]`, with those of a block on the partitions; `diagonals[128, blocks, 128]` with the
-    weights on the diagonals of the blocks; `lines[128, columns]`: from each `_APART` th partition
-    on, the weights and the biases `_TERMS` times. `places` are those of `place_of_rows`; `identity`
-    and `choice` are matrices that fill the others."""
+    """Weights and biases as loaded, `rows[2, columns]`; `both[128, blocks, 2]`, with those of a
+    block on the partitions; `diagonals[128, blocks, 128]` with the weights on the diagonals of the
+    blocks; `lines[128, columns]`: from each `_APART` th partition on, the weights and the biases
+    `_TERMS` times. `places` are those of `place_of_rows`; `identity` and `choice` are matrices that
+    fill the others."""
 
     rows: nl.NkiTensor
     both: nl.NkiTensor
