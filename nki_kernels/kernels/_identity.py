@@ -11,12 +11,11 @@ def identity_of(dtype: object) -> nl.NkiTensor:
     return triangle(1.0, 0.0, nl.equal, dtype)
 
 
-def fill_diagonals(diagonals: nl.NkiTensor, columns: nl.NkiTensor) -> None:
+def fill_diagonals(diagonals: nl.NkiTensor, columns: nl.NkiTensor, identity: nl.NkiTensor) -> None:
     """The columns of `columns[128, blocks]` to the diagonals of `diagonals[128, blocks, 128]`, by
     ScalarE: GpSimd would keep VectorE from its copies."""
     factors = nl.ndarray(columns.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=factors, op=nl.copy, data=columns)
-    identity = identity_of(diagonals.dtype)
     for block in range(columns.shape[1]):
         nisa.activation(
             dst=diagonals[:, block], op=nl.copy, data=identity, scale=factors[:, block : block + 1]

@@ -12,8 +12,6 @@ from trnx.nki_kernels.kernels._repairs import column_of_ones, repairs_of
 from trnx.nki_kernels.kernels._rows import tiles_of
 from trnx.nki_kernels.kernels._turned_rows import normalise_turned_rows
 
-_SHORT = 2  # rows of a partition of the first and of the last tile
-
 
 @nki.jit
 def turned_layer_norm_kernel(
@@ -24,13 +22,13 @@ def turned_layer_norm_kernel(
     columns: int,
     fold: int,
     stats_shape: tuple[int, ...],
-    shares: tuple[int, int, int],
+    shares: tuple[int, int],
     lags: bool,
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """x, weight and bias of one dtype -> (out, mean, rstd) by products (`_turned_rows.py`), again
-    as in `_half_rows.py` where the numbers do not suit that. `shares`: percent of the columns whose
-    statistics TensorE takes, in whole blocks, and those of a repair, which `lags`."""
+    as in `_half_rows.py` where the numbers do not suit that. `shares` are those of such a repair,
+    which `lags`."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     mean = nl.ndarray(stats_shape, dtype=x.dtype, buffer=nl.shared_hbm)
     rstd = nl.ndarray(stats_shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -39,38 +37,23 @@ def turned_layer_norm_kernel(
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
     first, end = share_of(rows, cores)
-    starts = _short_ends(first, end, fold)
-    pmax = nl.tile_size.pmax
-    on_tensor = (columns // pmax * shares[0] + 50) // 100 * pmax
-    fast = HalfRows(flat, None, flat_out, mean, rstd, epsilon, on_tensor, 0)
+    starts = _whole_tiles(first, end, fold)
+    fast = HalfRows(flat, None, flat_out, mean, rstd, epsilon, 0, 0)
     if len(starts) > 0:
         good = normalise_turned_rows(fast, weight, bias, starts)
         for _ in nl.dynamic_range(repairs_of(good, column_of_ones())):
-            on_scalar, on_gpsimd = columns * shares[1] // 100, columns * shares[2] // 100
+            on_scalar, on_gpsimd = columns * shares[0] // 100, columns * shares[1] // 100
             exact = HalfRows(flat, None, flat_out, mean, rstd, epsilon, on_scalar, on_gpsimd)
             normalise_half_rows(exact, weight, bias, tiles_of(first, end, 1), lags)
     return out, mean, rstd
 
 
-def _short_ends(first: int, end: int, fold: int) -> list[tuple[int, int, int]]:
-    """Tiles as of `tiles_of`, with fewer rows a partition at both ends, as nothing else is done
-    meanwhile."""
+def _whole_tiles(first: int, end: int, fold: int) -> list[tuple[int, int, int]]:
+    """Tiles as of `tiles_of`, of all partitions: the last one has rows of the one before again, so
+    that a row has the same result wherever it stands."""
     pmax = nl.tile_size.pmax
-    whole = (end - first) // pmax
-    short = _SHORT if fold > _SHORT and whole >= 4 * fold else 0
-    left = whole - 2 * short
-    runs = []  # type: list[int]
-    if short > 0:
-        runs.append(short)
-    while left > 0:
-        runs.append(min(fold, left))
-        left -= runs[-1]
-    if short > 0:
-        runs.append(short)
-    starts = []  # type: list[tuple[int, int, int]]
-    for run in runs:
-        starts.append((first, pmax, run))
-        first += pmax * run
-    if first < end:
-        starts.append((first, end - first, 1))
+    whole = (end - first) // pmax * pmax
+    starts = tiles_of(first, first + whole, fold)
+    if first + whole < end:
+        starts.append((end - pmax, pmax, 1))
     return starts

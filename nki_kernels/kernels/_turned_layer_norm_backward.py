@@ -242,5 +242,5 @@ def _parameters(weight: nl.NkiTensor, dtype: str) -> Parameters:
     column = nl.ndarray((pmax, blocks), dtype=dtype, buffer=nl.sbuf)
     nisa.activation(dst=column, op=nl.copy, data=bank)
     diagonals = nl.ndarray((pmax, blocks, pmax), dtype=dtype, buffer=nl.sbuf)
-    fill_diagonals(diagonals, bank)
+    fill_diagonals(diagonals, bank, identity_of(dtype))
     return Parameters(weights, column, diagonals, identity_of(nl.bfloat16))

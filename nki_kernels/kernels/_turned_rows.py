@@ -1,8 +1,8 @@
 """Layer norm of long rows in half precision by products: TensorE multiplies with the weight.
 
-A tile is `[partitions, run, columns]`, a block 128 columns of one row of each partition. TensorE
-turns the blocks; a turned one times a diagonal matrix of weights is `x * weight` as before, exact
-in float32. A product of a few terms adds `-mean * weight` and `bias / rstd`, and ScalarE multiplies
+A tile is `[partitions, run, columns]`, a block 128 columns of one row of each partition. DMA turns
+the blocks; a turned one times a diagonal matrix of weights is `x * weight` as before, exact in
+float32. A product of a few terms adds `-mean * weight` and `bias / rstd`, and ScalarE multiplies
 the sum with rstd: `(x - mean) * weight * rstd + bias`, rounded once. -mean and 1 / rstd are three
 terms of half precision each, that is all of their bits. As a product of terms uses few rows of
 TensorE's array, four of them, for columns that follow each other, run side by side.
@@ -20,25 +20,23 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._half_rows import HalfRows, pieces_of
-from trnx.nki_kernels.kernels._identity import fill_diagonals
+from trnx.nki_kernels.kernels._half_rows import HalfRows
+from trnx.nki_kernels.kernels._identity import fill_diagonals, identity_of
 from trnx.nki_kernels.kernels._long_rows import store_statistics
 from trnx.nki_kernels.kernels._rows import load_aside, rows_of
 from trnx.nki_kernels.kernels._turned_statistics import (
-    TOGETHER,
     Chunk,
     add_squares,
     begin_chunk,
     centre_squares,
     place_of_rows,
     rows_of_block,
-    take_and_turn,
     take_squares,
 )
 
 _RESULTS = 1024  # columns of results in PSUM at once
-_STAGES = 5  # from the load of a tile to its result
-_FILLED = 3  # the step before which the parameters are filled
+_STAGES = 3  # from the first products of a tile to its result
+_AHEAD = 4  # tiles whose loads have begun then
 _TERMS = 3  # of a float32 number in bfloat16
 _APART = 32  # rows of the array of one of the products side by side
 _PIECE = 256  # columns of such a product
@@ -49,17 +47,19 @@ _FAR = 8.0
 
 
 class Parameters(NamedTuple):
-    """Weights and biases as loaded, `rows[2, columns]` and `square[blocks, 2, 128]`; `both[128, 2,
-    blocks]`, with those of a block on the partitions; `diagonals[128, blocks, 128]` with the
-    weights on the diagonals of the blocks; `lines[128, columns]`: from each `_APART` th partition
-    on, the weights and the biases `_TERMS` times. `places` are those of `place_of_rows`."""
+    """Weights and biases as loaded, `rows[2, columns]`; `both[128, blocks, 2]`, with those of a
+    block on the partitions; `diagonals[128, blocks, 128]` with the weights on the diagonals of the
+    blocks; `lines[128, columns]`: from each `_APART` th partition on, the weights and the biases
+    `_TERMS` times. `places` are those of `place_of_rows`; `identity` and `choice` are matrices that
+    fill the others."""
 
     rows: nl.NkiTensor
-    square: nl.NkiTensor
     both: nl.NkiTensor
     diagonals: nl.NkiTensor
     lines: nl.NkiTensor
     places: nl.NkiTensor
+    identity: nl.NkiTensor
+    choice: nl.NkiTensor
 
 
 class Scales(NamedTuple):
@@ -73,8 +73,8 @@ class Scales(NamedTuple):
 
 class Work(NamedTuple):
     """What is kept for all chunks: `moments[128, rows, 2]` of their rows in order, those of the
-    first chunk first, and 0 where a partition has no row; `far[128, rows]`, means of TensorE's
-    columns in deviations; `terms`, tiles in which the terms of a product are made, in turn. What
+    first chunk first, and 0 where a partition has no row; `far[128, rows]`, means in
+    deviations; `terms`, tiles in which the terms of a product are made, in turn. What
     there is of the chunks so far: `lines[128, run, partitions]` are such terms on the partitions.
     """
 
@@ -93,8 +93,8 @@ def normalise_turned_rows(
     bfloat16, 1 where nothing spoils the result.
 
     A tile goes through stages, one in each step, so that no engine waits for what another one does
-    now: it is loaded, VectorE's statistics are taken and its blocks turned; TensorE's statistics
-    are taken; all of them are put together; the terms of the product are turned; it is computed.
+    now: it is loaded; squares are summed up; statistics are made of the sums; the terms of the
+    product are turned; it is computed.
     """
     pmax = nl.tile_size.pmax
     columns = h.x.shape[1]
@@ -105,19 +105,21 @@ def normalise_turned_rows(
     good = nl.ndarray((pmax, size + 3 * rows), dtype=nl.bfloat16, buffer=nl.sbuf)
     moments = nl.ndarray((pmax, rows, 2), dtype=nl.float32, buffer=nl.sbuf)
     far = nl.ndarray((pmax, rows), dtype=nl.float32, buffer=nl.sbuf)
+    chunks = []  # type: list[Chunk]
+    for start in starts[0:_AHEAD]:
+        chunks.append(begin_chunk(h.x, start))
     for tile in (moments, far):
-        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
-    work = Work(moments, far, _empty_terms(most), [], [], [])
-    parameters = []  # type: list[Parameters]
-    for step in range(len(starts) + _STAGES if len(starts) > 0 else 0):
-        if step == 0:
-            parameters.append(_load_parameters(h, weight, bias))
-        if step < len(starts):
-            work.chunks.append(begin_chunk(h, starts[step]))
-        if step == _FILLED:
-            _fill_parameters(parameters[0])
-        _step(h, parameters[0], work, starts, step)
-    _flag(good[:, 0:size], parameters[0].both.reshape((pmax, size)), _MOST)
+        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
+    # ScalarE loads the table of its function now, when nothing waits for it.
+    nisa.activation(dst=far[0:1, 0:1], op=nl.rsqrt, data=h.epsilon[0:1])
+    work = Work(moments, far, _empty_terms(most), chunks, [], [])
+    parameters = _load_parameters(h, weight, bias)
+    _fill_parameters(parameters)
+    for step in range(len(starts) + _STAGES):
+        _step(h, parameters, work, starts, step)
+        if len(chunks) < len(starts):
+            chunks.append(begin_chunk(h.x, starts[len(chunks)]))
+    _flag(good[:, 0:size], parameters.both.reshape((pmax, size)), _MOST)
     _flag(good[:, size : size + 2 * rows], moments.reshape((pmax, 2 * rows)), _MOST)
     _flag(good[:, size + 2 * rows : size + 3 * rows], far, _FAR)
     return good
@@ -126,49 +128,38 @@ def normalise_turned_rows(
 def _step(
     h: HalfRows, p: Parameters, work: Work, starts: list[tuple[int, int, int]], step: int
 ) -> None:
-    """All stages, row by row of each partition where engines take turns."""
+    """All stages; TensorE takes turns between two of them."""
     count = len(starts)
-    begins, ends = step < count, step >= _STAGES
-    news, olds = 0, 0
-    if begins:
-        new = work.chunks[step]
-        news = new.data.shape[1]
-    if ends:
-        i = step - _STAGES
-        old = work.chunks[i]
-        olds = old.data.shape[1]
-        result = nl.ndarray(old.data.shape, dtype=h.out.dtype, buffer=nl.sbuf)
     columns = h.x.shape[1]
-    groups = (columns // nl.tile_size.pmax - 1) // TOGETHER + 2
-    most = max(groups, pieces_of(columns - h.last))
-    turns = most * max(news, olds, 1)
-    for turn in range(turns):
-        r, part = turn // most, turn % most
-        if begins and r < news:
-            take_and_turn(new, r, part, not ends)
+    olds = 1
+    if step >= _STAGES:
+        i = step - _STAGES
+        _, partitions, olds = starts[i]
+        result = nl.ndarray((partitions, olds, columns), dtype=h.out.dtype, buffer=nl.sbuf)
+    parts = (columns + _RESULTS - 1) // _RESULTS
+    for turn in range(olds * parts):
         if turn == 0:
             _advance(h, work, starts, step)
-        if step >= 1 and step - 1 < count:
-            add_squares(work.chunks[step - 1], turn, turns)
-        if ends and r < olds and part * _RESULTS < columns:
-            place = (r, part, not begins)
-            _multiply(result[:, r], old, work.scales[i], work.lines[i], p, place)
-    if step >= 1 and step - 1 < count:
-        take_squares(work.chunks[step - 1], p.places)
-    if step >= 2 and step - 2 < count:
-        _aggregate(_place(work, starts, step - 2), work.chunks[step - 2].sums.parts)
-    if ends:
-        nisa.dma_copy(dst=rows_of(h.out, old.row, result.shape[0], olds), src=result)
+        if step < count:
+            add_squares(work.chunks[step], turn, olds * parts)
+        if step >= _STAGES:
+            place = (turn // parts, turn % parts)
+            _multiply(result[:, place[0]], work.chunks[i], work.scales[i], work.lines[i], p, place)
+    if step < count:
+        means = _place(work, starts, step)[:, :, 0]
+        take_squares(work.chunks[step], p.places, means, columns)
+    if step >= _STAGES:
+        nisa.dma_copy(dst=rows_of(h.out, starts[i][0], partitions, olds), src=result)
 
 
 def _advance(h: HalfRows, work: Work, starts: list[tuple[int, int, int]], step: int) -> None:
     """What the stages in between do, each with what those before it had in an earlier step."""
     count = len(starts)
-    w, k, t = step - 2, step - 3, step - 4
-    if w >= 0 and w < count:
-        centre_squares(work.chunks[w])
+    k, t = step - 1, step - 2
     if k >= 0 and k < count:
-        work.scales.append(_scales_of(_place(work, starts, k), h.epsilon))
+        both = _place(work, starts, k)
+        centre_squares(work.chunks[k], both, h.x.shape[1])
+        work.scales.append(_scales_of(both, h.epsilon))
         _split(work.scales[k], work.terms[k % 2], h.epsilon)
         _measure(work, starts, k)
     if t >= 0 and t < count:
@@ -192,20 +183,14 @@ def _place(work: Work, starts: list[tuple[int, int, int]], number: int) -> nl.Nk
 
 
 def _measure(work: Work, starts: list[tuple[int, int, int]], number: int) -> None:
-    """The means of TensorE's columns of a chunk in deviations."""
+    """The means of a chunk in deviations."""
     first = _first_row(starts, number)
-    parts = work.chunks[number].sums.parts
+    scales = work.scales[number]
     nisa.tensor_tensor(
         dst=work.far[0 : starts[number][1], first : first + starts[number][2]],
-        data1=parts[:, :, parts.shape[2] - 2], data2=work.scales[number].rstds, op=nl.multiply,
+        data1=scales.both[:, :, 0], data2=scales.rstds, op=nl.multiply,
         engine=nisa.engine.gpsimd,
     )  # fmt: skip
-
-
-def _aggregate(both: nl.NkiTensor, parts: nl.NkiTensor) -> None:
-    """Mean and variance of each row."""
-    for r in range(both.shape[1]):
-        nisa.bn_aggr(dst=both[:, r], data=parts[:, r])
 
 
 def _empty_terms(most: int) -> list[nl.NkiTensor]:
@@ -214,7 +199,7 @@ def _empty_terms(most: int) -> list[nl.NkiTensor]:
     terms = []  # type: list[nl.NkiTensor]
     for _ in range(2):
         tile = nl.ndarray((pmax, most, pmax), dtype=nl.bfloat16, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
+        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
         terms.append(tile)
     return terms
 
@@ -226,27 +211,34 @@ def _load_parameters(h: HalfRows, weight: nl.NkiTensor, bias: nl.NkiTensor) -> P
     columns = h.x.shape[1]
     blocks = columns // pmax
     rows = nl.ndarray((2, columns), dtype=dtype, buffer=nl.sbuf)
-    square = nl.ndarray((blocks, 2, pmax), dtype=dtype, buffer=nl.sbuf)
     for i, vector in ((0, weight), (1, bias)):
-        load_aside(square[:, i], vector.reshape((blocks, pmax)))
         load_aside(rows[i : i + 1], vector.reshape((1, columns)))
-    both = nl.ndarray((pmax, 2, blocks), dtype=dtype, buffer=nl.sbuf)
+    both = nl.ndarray((pmax, blocks, 2), dtype=dtype, buffer=nl.sbuf)
     diagonals = nl.ndarray((pmax, blocks, pmax), dtype=dtype, buffer=nl.sbuf)
     lines = nl.ndarray((pmax, columns), dtype=dtype, buffer=nl.sbuf)
-    return Parameters(rows, square, both, diagonals, lines, place_of_rows())
+    return Parameters(
+        rows, both, diagonals, lines, place_of_rows(), identity_of(dtype), _choice(dtype)
+    )
 
 
-def _spread(lines: nl.NkiTensor, rows: nl.NkiTensor) -> None:
-    """Each of two rows `_TERMS` times, and those again each `_APART` partitions."""
+def _choice(dtype: str) -> nl.NkiTensor:
+    """`[2, 128]`: a product with it has each of two rows `_TERMS` times, and those again each
+    `_APART` partitions."""
     pmax = nl.tile_size.pmax
-    count, columns = rows.shape
-    choice = nl.ndarray((count, pmax), dtype=rows.dtype, buffer=nl.sbuf)
+    choice = nl.ndarray((2, pmax), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=choice, value=1.0, engine=nisa.engine.gpsimd)
     for offset, compare in ((0, nl.greater_equal), (-_TERMS, nl.less)):
         nisa.affine_select(
             dst=choice, pattern=[[0, pmax // _APART], [1, _APART]], offset=offset,
             channel_multiplier=-_TERMS, on_true_tile=choice, on_false_value=0.0, cmp_op=compare,
         )  # fmt: skip
+    return choice
+
+
+def _spread(lines: nl.NkiTensor, rows: nl.NkiTensor, choice: nl.NkiTensor) -> None:
+    """The two rows of parameters to their lines."""
+    pmax = nl.tile_size.pmax
+    columns = rows.shape[1]
     limit = nl.tile_size.psum_bank_fmax
     for start in range(0, columns, limit):
         end = min(columns, start + limit)
@@ -259,12 +251,13 @@ def _fill_parameters(p: Parameters) -> None:
     """By TensorE and ScalarE, which has little to do before there are results; GpSimd would keep
     VectorE from its copies."""
     pmax, blocks, _ = p.diagonals.shape
-    bank = nl.ndarray((pmax, 2, blocks), dtype=p.square.dtype, buffer=nl.psum)
-    for i in range(2):
-        nisa.nc_transpose(dst=bank[:, i], data=p.square[:, i], engine=nisa.engine.tensor)
+    bank = nl.ndarray((pmax, blocks, 2), dtype=p.rows.dtype, buffer=nl.psum)
+    for block in range(blocks):
+        part = p.rows[:, block * pmax : (block + 1) * pmax]
+        nisa.nc_transpose(dst=bank[:, block], data=part, engine=nisa.engine.tensor)
     nisa.activation(dst=p.both, op=nl.copy, data=bank)
-    fill_diagonals(p.diagonals, bank[:, 0])
-    _spread(p.lines, p.rows)
+    fill_diagonals(p.diagonals, bank[:, :, 0], p.identity)
+    _spread(p.lines, p.rows, p.choice)
 
 
 def _flag(good: nl.NkiTensor, data: nl.NkiTensor, most: float) -> None:
@@ -335,11 +328,11 @@ def _multiply(
     s: Scales,
     lines: nl.NkiTensor,
     p: Parameters,
-    place: tuple[int, int, bool],
+    place: tuple[int, int],
 ) -> None:
-    """Of the results of a row of each partition, `[partitions, columns]`: `place` is the row, the
-    part, and whether VectorE shares them."""
-    r, part, shares = place
+    """Of the results of a row of each partition, `[partitions, columns]`: `place` is the row and
+    the part."""
+    r, part = place
     pmax = nl.tile_size.pmax
     partitions, columns = dst.shape
     blocks = columns // pmax
@@ -361,7 +354,7 @@ def _multiply(
             tile_position=(first, 0), tile_size=(_APART, pmax),
         )  # fmt: skip
     rstds = s.rstds[:, r : r + 1]
-    if shares and (part + r) % 2 == 1:
+    if (part + r) % 2 == 1:
         nisa.tensor_scalar(dst=dst[:, start:end], data=total, op0=nl.multiply, operand0=rstds)
     else:
         nisa.activation(dst=dst[:, start:end], op=nl.copy, data=total, scale=rstds)

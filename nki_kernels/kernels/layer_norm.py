@@ -38,9 +38,6 @@ _HALF_TILES = 16  # the same in half precision
 # scales and shifts, by which the engines are about as busy: of rows up to so many columns, without
 # a residual and with one, which VectorE adds.
 _SHARES = ((1024, (57, 54), (84, 64)), (65536, (66, 47), (84, 64)))
-# Percent of the columns whose statistics TensorE takes where it multiplies, of rows up to so many
-# columns, by schedule.
-_ON_TENSOR = ((1024, 83), (65536, 67))
 _FOLD = 4  # rows of a partition then
 _TURNED_BYTES = 24  # a column of what is in SBUF at once
 # Of a core, from which on it is faster by schedule.
@@ -121,9 +118,7 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         return Launch.of(few_rows_layer_norm_kernel, b, names, columns, parts, *statistics)
     if _is_turned(b, columns, hw):
         fold = max(1, min(_LONG_TILE // columns, _FOLD))
-        on_tensor = next(share for most, share in _ON_TENSOR if columns <= most)
-        shares = (on_tensor, *_shares(b))
-        plan = (columns, fold, stats_shape, shares, _tiling(b, hw)[1] > 0)
+        plan = (columns, fold, stats_shape, _shares(b), _tiling(b, hw)[1] > 0)
         launch = Launch.of(turned_layer_norm_kernel, b, ("x", "weight", "bias", "eps"), *plan)
         return replace(launch, unknown_trips=0)
     constants = (columns, *_tiling(b, hw), *statistics, _shares(b))
