@@ -6,11 +6,13 @@ The recorded order is one serial order of the programs, which replay follows.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
 
+from trnx.simulator.errors import Location
 from trnx.simulator.memory.placed import ManualMemory
 from trnx.simulator.memory.storage import Step
 from trnx.simulator.multicore.baton import Baton
@@ -54,6 +56,8 @@ class Core:
         self.manual = ManualMemory()
         self.shared_next = 0
         self.lanes = Lanes()
+        # Constants that the program has made, by line.
+        self.constants: Counter[Location | None] = Counter()
 
 
 class Cores:

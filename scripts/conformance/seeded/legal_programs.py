@@ -326,6 +326,23 @@ return out
     ),
     program(
         "two cores",
+        f"{NL}:2621",
+        "constants that both make, one of them in a loop",
+        """
+out, k = hb((128, 64)), nl.program_id(0)
+c = nl.shared_constant(np.full((64, 64), 3.0, np.float32))
+for i in range(2):
+    d = nl.shared_constant(np.full((64, 64), i + 0.5, np.float32))
+    half = nl.load(x[k * 64:(k + 1) * 64])
+    nl.store(out[k * 64:(k + 1) * 64], value=nl.add(nl.multiply(half, nl.load(c)), nl.load(d)))
+return out
+""",
+        lambda x, y: x * 3 + np.float32(1.5),
+        cores=2,
+        on=NEW,
+    ),
+    program(
+        "two cores",
         f"{ISA}:2933",
         "tiles are exchanged",
         """
