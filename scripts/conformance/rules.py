@@ -61,6 +61,7 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
+import numpy as np
 
 KEPT = [1]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trnx.simulator.errors import KernelSubsetError
+from trnx.simulator.errors import IllegalInstructionError, KernelSubsetError
 from trnx.simulator.frontend import tiles
 from trnx.simulator.frontend.simulator import current
 from trnx.simulator.frontend.tile_operators import ops
@@ -118,7 +118,26 @@ def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = 
 def shared_constant(constant: Any) -> NkiTensor:
     """A tensor in shared HBM that holds a numpy array (or the array in a `.npy` file)."""
     array = np.load(constant) if isinstance(constant, str) else np.asarray(constant)
+    _require_shared(array)
     return _constant(array, MemoryRegion.private_hbm)
+
+
+def _require_shared(array: np.ndarray[Any, Any]) -> None:
+    """The programs of a grid share the constants of a line, in the order in which they make them:
+    the data are the same.
+    """
+    simulator, line = current("shared_constant"), kernel_location()
+    core = simulator.core
+    core.constants[line] += 1
+    made = (array.shape, str(array.dtype), array.tobytes())
+    number = core.constants[line]
+    if simulator.constants.setdefault((line, number), made) != made:
+        raise IllegalInstructionError(
+            "legality",
+            f"shared_constant: program {core.index} gives other data than another one here, but "
+            "all share the constant; make it without nl.program_id, and compute with that after",
+            line,
+        )
 
 
 def shared_identity_matrix(

@@ -16,7 +16,7 @@ from trnx.simulator.checks.liveness import Allocations
 from trnx.simulator.checks.loop_scope import check_loop_scope
 from trnx.simulator.checks.psum_groups import PsumGroups
 from trnx.simulator.checks.races import RaceDetector
-from trnx.simulator.errors import IllegalInstructionError, UninitialisedReadError
+from trnx.simulator.errors import IllegalInstructionError, Location, UninitialisedReadError
 from trnx.simulator.findings import Findings
 from trnx.simulator.frontend.options import TraceOptions
 from trnx.simulator.hardware import hardware
@@ -82,6 +82,8 @@ class Simulator:
         self._peaks = (0, 0)
         # Identity matrices of `nl.shared_identity_matrix`, by size and dtype.
         self.identities: dict[tuple[int, str], NkiTensor] = {}
+        # What `nl.shared_constant` was given, by line and by how often a program came there.
+        self.constants: dict[tuple[Location | None, int], tuple[Any, ...]] = {}
         self.cores = Cores(self, math.prod(grid))
         programs = math.prod(grid)
         self.psum_groups = PsumGroups()
@@ -381,7 +383,14 @@ class Simulator:
         self.steps = []
         self._prologue = []
         self.templates.forget()
-        for held in (self._shared, self._state, self._steps_by_key, self._derived, self.identities):
+        for held in (
+            self._shared,
+            self._state,
+            self._steps_by_key,
+            self._derived,
+            self.identities,
+            self.constants,
+        ):
             held.clear()
 
     def all_steps(self) -> list[Step]:

@@ -50,11 +50,13 @@ def store(dst: NkiTensor, value: NkiTensor | float) -> None:
 
 def _require_hbm(name: str, operand: str, tensor: NkiTensor) -> None:
     if isinstance(tensor, NkiTensor) and tensor.buffer not in HBM:
-        fail(f"nl.{name}: {operand} is in {tensor.buffer.value}, not in HBM; use nisa.tensor_copy")
+        instead = "nl.transpose" if "transpose" in name else "nisa.tensor_copy"
+        fail(f"nl.{name}: {operand} is in {tensor.buffer.value}, not in HBM; use {instead}")
 
 
 def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """A new SBUF tile with `src` transposed."""
+    """A new SBUF tile with `src` transposed, which is in HBM."""
+    _require_hbm("load_transpose2d", "src", src)
     tile = new_tile((src.shape[1], src.shape[0]), src.dtype)
     dma_transpose(tile, src)
     return tile if dtype is None or resolve(dtype) == src.dtype else copy(tile, dtype)

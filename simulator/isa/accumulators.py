@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trnx.simulator.errors import UninitialisedReadError
 from trnx.simulator.isa.instruction import Emit
 from trnx.simulator.isa.operands import is_overlapping, match_column
 from trnx.simulator.language.enums import Engine, ReduceCmd
@@ -26,11 +27,32 @@ def require_command(emit: Emit, command: Any, allowed: Collection[ReduceCmd]) ->
         emit.illegal(f"reduce_cmd={command} is not supported; use one of {names}")
 
 
-def accumulator(emit: Emit, engine: Engine, tile: NkiTensor) -> torch.Tensor:
-    """The [partitions, 1] accumulator registers of the lanes that `tile` runs through."""
-    start = tile.start_partition
-    registers = emit.state(f"{engine.name}.accumulator", (128, 1), torch.float32)
-    return registers[start : start + tile.shape[0]]
+def accumulator(
+    emit: Emit, engine: Engine, tile: NkiTensor, command: Any, result: NkiTensor | None = None
+) -> torch.Tensor:
+    """The [partitions, 1] accumulator registers of the lanes that `tile` runs through; a finding
+    where `command` adds to what nothing has set, or `result` gets that.
+    """
+    start, count = tile.start_partition, tile.shape[0]
+    key, lanes = f"{engine.name}.accumulator", ((1 << count) - 1) << start
+    registers = emit.state(key, (128, 1), torch.float32)
+    if command is ReduceCmd.idle and engine is Engine.vector:
+        # Only here may registers change: "the accumulator state may still be modified".
+        emit.change_lanes(key, lanes, is_set=False)
+        if result is not None:
+            _unknown(emit, "gives reduce_res what reduce_cmd.idle leaves")
+    elif command is ReduceCmd.reduce or (command is ReduceCmd.idle and result is not None):
+        if not emit.are_lanes_set(key, lanes):
+            _unknown(emit, "takes what nothing has set, or what an instruction with idle has left")
+    elif command is not ReduceCmd.idle:
+        emit.change_lanes(key, lanes, is_set=True)
+    return registers[start : start + count]
+
+
+def _unknown(emit: Emit, what: str) -> None:
+    message = f"{what} in the accumulator registers of the {emit.engine.name} engine; set them"
+    hint = "with reduce_cmd.reset_reduce, or in an instruction before"
+    emit.finding("uninitialised-read", f"{message} {hint}", UninitialisedReadError)
 
 
 def accumulate(
@@ -67,9 +89,9 @@ def reduced(
     result: NkiTensor | None,
 ) -> torch.Tensor | None:
     """The registers after `accumulate`; None where the instruction does not touch them."""
-    if command is ReduceCmd.idle and result is None:
+    if command is ReduceCmd.idle and result is None and emit.engine is not Engine.vector:
         return None
-    registers = accumulator(emit, emit.engine, tile)
+    registers = accumulator(emit, emit.engine, tile, command, result)
     accumulate(emit, command, op, values, registers)
     return registers
 

@@ -95,11 +95,6 @@ def append_transpose(emit: Emit, source: torch.Tensor, target: torch.Tensor) -> 
         emit.step(target.copy_, emit.turned(source))
 
 
-def _has_columns(tensor: NkiTensor) -> bool:
-    """True for tensor indirection."""
-    return tensor.indirection is not None and tensor.indirection.base is not None
-
-
 @instruction(
     engines=(Engine.vector, Engine.scalar, Engine.gpsimd),
     undefined=by_element("src"),
@@ -117,7 +112,7 @@ def tensor_copy(
     if not touches_psum:
         allowed.append(Engine.gpsimd)
     chosen = emit.on(engine, allowed)
-    if chosen is Engine.gpsimd and (_has_columns(src) or _has_columns(dst)):
+    if chosen is Engine.gpsimd and (src.has_column_index or dst.has_column_index):
         emit.finding("engine", "tensor indirection needs the Vector or Scalar engine")
     if dst.shape[0] != src.shape[0] or dst.free_size != src.free_size:
         emit.illegal(

@@ -215,6 +215,8 @@ class Emit(Access):
     def commit(self) -> NkiInstruction:
         """Record the instruction; executes its steps when the trace has values."""
         self.steps.extend(self._finish)
+        for change in self.lane_changes:
+            self._recorder.core.lanes.change(*change)
         if self.skipped:
             self.steps += unplaced(self)
         self.steps = self._recorder.shared(self.steps)

@@ -79,10 +79,6 @@ def scale_quadrants(
     ]
 
 
-def _is_gathered(tensor: NkiTensor) -> bool:
-    return tensor.indirection is not None and tensor.indirection.base is not None
-
-
 def append_dequantise(emit: Emit, data: NkiTensor, operand: str, scale: NkiTensor) -> torch.Tensor:
     """Steps that compute float32 [partitions * 4, columns] from packed data and its scales, which
     are one logical tensor: tensor indirection takes the same columns of both.
@@ -90,7 +86,7 @@ def append_dequantise(emit: Emit, data: NkiTensor, operand: str, scale: NkiTenso
     partitions, columns = data.shape[0], data.free_size
     name = f"{operand}_scale"
     packed = emit.read(data, operand, shape=(partitions, columns))
-    if isinstance(scale, NkiTensor) and (_is_gathered(scale) or _is_gathered(data)):
+    if isinstance(scale, NkiTensor) and (scale.has_column_index or data.has_column_index):
         views = _gathered_scales(emit, data, operand, scale)
     else:
         views = []

@@ -37,6 +37,8 @@ class Recording(Recorded):
         "generation",
         "hardware",
         "is_repeatable",
+        "lane_changes",
+        "lane_needs",
         "product_states",
         "required",
         "scratch_buffers",
@@ -70,7 +72,8 @@ class Recording(Recorded):
         self._owns_scratch = False
         # For `templates`: False once the function asked for what changes while a kernel is
         # recorded, but for these: reads that have to hold something, where products were, views of
-        # operands, copies of them that are kept, what was derived from them, temporaries.
+        # operands, copies of them that are kept, what was derived from them, temporaries, lanes of
+        # accumulators.
         self.is_repeatable = True
         self.required: list[NkiTensor] = []
         self.product_states: list[tuple[NkiTensor, Covered]] = []
@@ -78,6 +81,8 @@ class Recording(Recorded):
         self.copies: list[KeptCopy] = []
         self.derivations: list[Derivation] = []
         self.scratch_buffers: list[Buffer] = []
+        self.lane_changes: list[tuple[str, int, bool]] = []
+        self.lane_needs: list[tuple[str, int]] = []
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Append one step: `function(*args, **kwargs)`, its result ignored."""
@@ -167,3 +172,12 @@ class Recording(Recorded):
     def state(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """State that lives across the instructions of a run (accumulators), zero at first."""
         return self._recorder.engine_state(key, tuple(shape), dtype)
+
+    def change_lanes(self, key: str, mask: int, is_set: bool) -> None:
+        """The instruction gives these lanes of a file of registers a value, or loses theirs."""
+        self.lane_changes.append((key, mask, is_set))
+
+    def are_lanes_set(self, key: str, mask: int) -> bool:
+        """True where all these lanes hold what an instruction before gave them."""
+        self.lane_needs.append((key, mask))
+        return self._recorder.core.lanes.are_set(key, mask)

@@ -96,6 +96,8 @@ class Template:
         "_copies",
         "_derived",
         "_facts",
+        "_lane_changes",
+        "_lane_needs",
         "_moved",
         "_numbers",
         "_operands",
@@ -124,6 +126,8 @@ class Template:
         self._products = at(made.products)
         self._states = tuple([(positions[id(t)], state) for t, state in made.product_states])
         self._scratch = _by_size(made.scratch_buffers)
+        self._lane_changes = tuple(made.lane_changes)
+        self._lane_needs = tuple(made.lane_needs)
         self._views = tuple(
             [(positions[id(t)], shape, strides) for _, t, shape, strides in made.views]
         )
@@ -156,6 +160,9 @@ class Template:
             has_copy = tensor.storage.has_copy(region, nbytes * len(self._copies))
             if has_copy is not is_there or not recorder.keeps_copies:
                 return False
+        for key, mask in self._lane_needs:
+            if not recorder.core.lanes.are_set(key, mask):
+                return False
         if not self._scratch:
             return True
         free = recorder.pool.has_free_scratch
@@ -167,6 +174,8 @@ class Template:
         """Record the instruction for these tensors; its index."""
         for _, given in self._scratch:
             recorder.pool.reorder_scratch(given)
+        for key, mask, is_set in self._lane_changes:
+            recorder.core.lanes.change(key, mask, is_set)
         made = Recorded()
         made.spec = spec
         made.line = line

@@ -165,6 +165,11 @@ def tensor_scalar(
         _require_bits(emit, dst=dst, data=data, operand0=operand0, operand1=operand1)
         emit_bits(emit, dst, shape, stages, data, "data", names)
     elif _is_address_arithmetic(dst, data, stages):
+        if dst.has_column_index or data.has_column_index:
+            emit.illegal(
+                "32-bit integers and operands (address arithmetic) take no tensor indirection; "
+                "copy the columns with nisa.tensor_copy"
+            )
         emit_integers(emit, dst, shape, stages, data, "data", names)
     else:
         _emit_stages(emit, dst, shape, stages, data, names)

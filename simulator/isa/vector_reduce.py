@@ -147,7 +147,7 @@ def tensor_scalar_reduce(
     # What is read after the first element is written may not lie in dst.
     out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None, exact=alu.is_exact)
     emit.step(alu.function, *alu.arguments(value, operand, False), out=out)
-    registers = accumulator(emit, Engine.vector, data)
+    registers = accumulator(emit, Engine.vector, data, reduce_cmd)
     accumulate(emit, reduce_cmd, reduction, out, registers, initial)
     if reduce_res is not None and reduce_res_negate:
         negated = emit.scratch(registers.shape)
@@ -242,7 +242,7 @@ def exponential(
     out = emit.write_f32(dst, "dst", shape=shape, elementwise=initial is None)
     emit.step(torch.sub, value, shift, out=out)
     emit_activation(emit, OPERATORS["exp"], out, out)
-    registers = accumulator(emit, Engine.vector, src)
+    registers = accumulator(emit, Engine.vector, src, reduce_cmd, reduce_res)
     accumulate(emit, reduce_cmd, OPERATORS["add"], out, registers, initial)
     if reduce_res is not None:
         require_dtype(emit, "reduce_res", reduce_res, _EXP_RESULTS[:6])

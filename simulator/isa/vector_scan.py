@@ -175,7 +175,7 @@ def tensor_scalar_cumulative(
     shape = (dst.shape[0], dst.free_size)
     value = emit.read_f32(src, "src", shape=shape)
     operand = None if first.is_unary else scalar(emit, imm0, "imm0", src, shape)
-    registers = accumulator(emit, Engine.vector, src)
+    registers = accumulator(emit, Engine.vector, src, reduce_cmd)
     if reduce_cmd is ReduceCmd.load_reduce:
         emit.step(registers.copy_, scalar(emit, imm1, "imm1", src, shape))
     elif reduce_cmd is ReduceCmd.reset_reduce:

@@ -105,6 +105,11 @@ class TensorView:
         return self.storage.region
 
     @property
+    def has_column_index(self) -> bool:
+        """True for a view by `.indirect()`, tensor indirection."""
+        return self.indirection is not None and self.indirection.base is not None
+
+    @property
     def ndim(self) -> int:
         """Number of dimensions."""
         return len(self.shape)

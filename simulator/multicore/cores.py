@@ -6,11 +6,13 @@ The recorded order is one serial order of the programs, which replay follows.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
 
+from trnx.simulator.errors import Location
 from trnx.simulator.memory.placed import ManualMemory
 from trnx.simulator.memory.storage import Step
 from trnx.simulator.multicore.baton import Baton
@@ -29,6 +31,22 @@ class GridRecorder(LoopRecorder, Protocol):
     steps: list[Step]
 
 
+class Lanes:
+    """Which lanes of files of registers hold a value, as bits by the file's key."""
+
+    def __init__(self) -> None:
+        self._set: dict[str, int] = {}
+
+    def are_set(self, key: str, mask: int) -> bool:
+        """True where all lanes of `mask` hold a value."""
+        return self._set.get(key, 0) & mask == mask
+
+    def change(self, key: str, mask: int, is_set: bool) -> None:
+        """The lanes of `mask` get a value, or lose theirs."""
+        held = self._set.get(key, 0)
+        self._set[key] = held | mask if is_set else held & ~mask
+
+
 class Core:
     """State of one program: its loops, its on-chip tensors, its place in shared HBM's order."""
 
@@ -37,6 +55,9 @@ class Core:
         self.loops = Loops(recorder)
         self.manual = ManualMemory()
         self.shared_next = 0
+        self.lanes = Lanes()
+        # Constants that the program has made, by line.
+        self.constants: Counter[Location | None] = Counter()
 
 
 class Cores:

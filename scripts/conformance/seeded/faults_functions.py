@@ -66,6 +66,21 @@ KERNELS = (
         "nl.random_seed(load(z)[:, 0:2])",
         args=(*_XY, "z int32 1 64"),
     ),
+    _function(
+        2278,
+        "a tile on chip is loaded",
+        "nl.load_transpose2d($tile)",
+        vary={"tile": ("a", "a[0:32, 0:32]", "in_psum(x)")},
+    ),
+    _function(
+        2621,
+        "cores with other constants",
+        "nl.shared_constant(np.full((4, 4), $value, np.float32))",
+        "k = nl.program_id(0)",
+        cores=2,
+        on=NEW,
+        vary={"value": ("k", "3.0 * k + 1")},
+    ),
     _function(2671, "a prefix that is no string", "nl.device_print(3, a)"),
     _function(2595, "an axis that the grid has not", "nl.program_id(1)", cores=2, on=NEW),
 )

@@ -114,6 +114,15 @@ KERNELS = (
         vary={"op": ("abs",)},
     ),
     call(
+        1125,
+        "columns of integers by an index, and integer arithmetic",
+        "nisa.tensor_scalar(dst=e, data=a.indirect(j, num_elem=64), op0=nl.$op, operand0=3)",
+        setup="j, e = load(i), sb((128, 64), nl.int32)",
+        args=(*INT, "i uint32 128 4"),
+        on=("trn3",),
+        vary={"op": ("add", "multiply")},
+    ),
+    call(
         1195,
         "the partition axis is reduced",
         "nisa.tensor_reduce(dst=d[:, 0:1], op=nl.add, data=a, axis=$axis)",
