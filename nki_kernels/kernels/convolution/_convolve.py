@@ -19,6 +19,7 @@ from trnx.nki_kernels.kernels.convolution._filters import (
     come_late,
     load_next,
     on_all_sides,
+    stage_others,
 )
 from trnx.nki_kernels.kernels.convolution._loads import (
     Inputs,
@@ -80,7 +81,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         for first in range(first_out, end_out, plan.out_channels):
             last = min(first + plan.out_channels, end_out)
             chunks = _chunks(first, last, group * out_channels)
-            filters = Filters(given, part, chunks, [], [])
+            filters = Filters(given, part, chunks, [], [], [])
             for index in range(len(xs)):
                 its = group * channels
                 x = _source(given.x, xs[index], index, its, channels, plan.is_static, spread)
@@ -142,6 +143,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     is_behind = plan.is_static and (plan.layout != "" or is_spread(volume.x, plan))
     if is_first and len(chunks) > 0 and not is_behind:
         load_next(filters, plan)
+        stage_others(filters, plan)
     together = plan.streams * plan.sides
     ready: list[list[Inputs]] = []
     number = 0
@@ -231,7 +233,7 @@ def _convolve_rest(
         filters.rest.append(Ready(weights, scale, shift))
     ready = filters.ready[0:chunk]
     ready.append(filters.rest[0])
-    its_filters = Filters(filters.given, filters.weight, filters.chunks, ready, filters.rest)
+    its_filters = Filters(filters.given, filters.weight, filters.chunks, ready, filters.rest, [])
     first, turn, is_last = where
     blocks = inputs.blocks
     for begin in range(0, len(blocks), count):
@@ -288,13 +290,24 @@ def _convolve_chunks(
             parts.append(results[number][:, chunk])
             more.append(None if other is None else other[:, chunk])
         then = Epilogue(its.scale, its.shift, filters.given.activation)
-        turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
+        is_end = where[2] and part[0] + chunk == len(filters.chunks) - 1
+        is_end = is_end and _waits_for_products(its.weights, out.shape[0], plan)
+        turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn, is_end)
     are_alone = where[2] and len(ready) == len(filters.chunks)
     before = where[0] // (plan.streams * plan.sides) + part[0] // plan.together
     for index in range(len(results)):
         store_turn = before + index if are_alone else None
         _move(out, results[index], sides, index, plan, chunks, True, store_turn)
     return turn
+
+
+def _waits_for_products(weights: Weights, out_channels: int, plan: Plan) -> bool:
+    """Whether the last store waits for products, not for stores before it, which are more where
+    there are more output channels; of one block at a time, as products of less would take as long.
+    """
+    return (
+        plan.streams * plan.sides == 1 and out_channels <= weights.channels * weights.tile.shape[2]
+    )
 
 
 def _size_of(

@@ -62,7 +62,7 @@ from trnx.nki_kernels.kernels.convolution._product import zero
 from trnx.nki_kernels.kernels.convolution._views import volumes_of, with_planes
 
 # Products, at half rate: as long as DMA takes for the first weights and inputs.
-_WARM_UP = 14
+_WARM_UP = 22
 
 
 @nki.jit

@@ -98,6 +98,22 @@ def parts_of_block(plan: Plan | Axes, block: Block) -> list[BankPart]:
     return parts
 
 
+def last_in_halves(parts: list[BankPart]) -> list[BankPart]:
+    """The same with the last one as two of half as many rows, or planes."""
+    if len(parts) == 0:
+        return parts
+    planes, rows, columns = parts[-1]
+    axis = rows if rows[2] > 1 else planes
+    half = (axis[2] + 1) // 2
+    if half == axis[2]:
+        return parts
+    halves = parts[0 : len(parts) - 1]
+    for first, count in ((axis[1], half), (axis[1] + half, axis[2] - half)):
+        some = (axis[0], first, count)
+        halves.append((planes, some, columns) if rows[2] > 1 else (some, rows, columns))
+    return halves
+
+
 def where_of(plan: Plan | Axes, block: Block, part: BankPart) -> tuple[slice, slice, slice]:
     """Where a part lies in the result of a block."""
     return (

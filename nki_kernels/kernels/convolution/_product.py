@@ -25,6 +25,7 @@ from trnx.nki_kernels.kernels.convolution._parts import (
     BankPart,
     Position,
     banks_along,
+    last_in_halves,
     outputs_along,
     parts_of_block,
     positions_of,
@@ -35,6 +36,10 @@ from trnx.nki_kernels.kernels.convolution._plan import (
     Block,
     Plan,
 )
+
+
+# Turns of `finish` in which these engines copy.
+_ON_SCALAR, _ON_VECTOR = 0, 1
 
 
 class Weights(NamedTuple):
@@ -157,9 +162,11 @@ def convolve_blocks(
     plan: Plan,
     then: Epilogue,
     turn: int,
+    is_last: bool,
 ) -> int:
     """Blocks side by side: for each of the streams `results[out channels of all sides, planes,
     rows, columns]` in SBUF. `turn` counts the banks that were copied out; returns it after these.
+    Where they are the last ones, two engines copy half of the last bank each.
     """
     jobs: list[Job] = []
     longest = 0
@@ -171,6 +178,8 @@ def convolve_blocks(
             block = sides[side].blocks[index]
             lanes = nl.ds(side * plan.array_columns, width)
             every = parts_of_block(plan, block)
+            if is_last:
+                every = last_in_halves(every)
             reached = _reached(every)
             if is_plain and added[index] is None and 0 < len(reached) < len(every):
                 _zero_unreached(results[index][lanes], plan, block)
@@ -202,8 +211,16 @@ def convolve_blocks(
                 more = None if other is None else other[start:end, p, r, q]
                 part = job.parts[number]
                 bank = banks[index][start:end, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+                its_turn = turn
+                if is_last and number >= longest - 2:
+                    # ScalarE takes longer until its result is there.
+                    its_turn = _ON_VECTOR if number == longest - 1 else _ON_SCALAR
                 finish(
-                    results[index][start:end, p, r, q], bank, more, lanes_of(then, start, end), turn
+                    results[index][start:end, p, r, q],
+                    bank,
+                    more,
+                    lanes_of(then, start, end),
+                    its_turn,
                 )
                 # Column phases lie between each other's outputs, so one engine takes all of them:
                 # else either waits for what the other one has written.
