@@ -98,19 +98,21 @@ def parts_of_block(plan: Plan | Axes, block: Block) -> list[BankPart]:
     return parts
 
 
-def last_in_halves(parts: list[BankPart]) -> list[BankPart]:
-    """The same with the last one as two of half as many rows, or planes."""
-    if len(parts) == 0:
+def last_banks(parts: list[BankPart], plan: Plan) -> list[BankPart]:
+    """The same with the last one as two of half as many planes, or rows: what is one range of a
+    partition, so that neither half waits for the other one to be written. Pairs stay.
+    """
+    if len(parts) == 0 or plan.is_paired:
         return parts
     planes, rows, columns = parts[-1]
-    axis = rows if rows[2] > 1 else planes
+    axis = planes if planes[2] > 1 else rows
     half = (axis[2] + 1) // 2
     if half == axis[2]:
         return parts
     halves = parts[0 : len(parts) - 1]
     for first, count in ((axis[1], half), (axis[1] + half, axis[2] - half)):
         some = (axis[0], first, count)
-        halves.append((planes, some, columns) if rows[2] > 1 else (some, rows, columns))
+        halves.append((some, rows, columns) if planes[2] > 1 else (planes, some, columns))
     return halves
 
 

@@ -61,7 +61,6 @@ def load_weights(
         for part in range(0, size, depth):
             block = data[:, nl.ds(part, min(depth, size - part))]
             _transpose(tile, (channel + part) // depth, block, plan)
-    _spread_rest(tile, channels, plan)
     return Weights(tile, wide, _masked(tile, wide, plan))
 
 
@@ -172,10 +171,15 @@ def _transpose_groups(
             column = (start + index) % columns
             data = block[:, :, row : row + fold, column].permute((0, 2, 1))
             nisa.nc_transpose(dst=bank[:, index, :], data=data, engine=nisa.engine.tensor)
-        for stream in range(plan.streams):
-            partitions = nl.ds(stream * plan.array_rows, fold * channels)
+        # Each of the streams has all weights, and so has each place of the last chunk.
+        step, copies, turns = plan.array_rows, plan.streams, 1
+        if plan.rest_rows < nl.tile_size.pmax and chunk == tile.shape[1] - 1:
+            # These by VectorE alone, whose results are there before those of ScalarE.
+            step, copies, turns = plan.rest_rows, nl.tile_size.pmax // plan.rest_rows, 0
+        for copy in range(copies):
+            partitions = nl.ds(copy * step, fold * channels)
             target = tile[partitions, chunk, nl.ds(slot + start, some), 0:count]
-            copy_out(target, bank, chunk + stream + start // together)
+            copy_out(target, bank, (chunk + copy + start // together) * turns)
 
 
 def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> Weights:
