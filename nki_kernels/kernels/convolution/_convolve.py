@@ -309,9 +309,7 @@ def _waits_for_products(weights: Weights, out_channels: int, plan: Plan) -> bool
     """Whether the last store waits for products, not for stores before it, which are more where
     there are more output channels; of one block at a time, as products of less would take as long.
     """
-    return (
-        plan.streams == 1 and out_channels <= weights.channels * weights.tile.shape[2]
-    )
+    return plan.streams == 1 and out_channels <= weights.channels * weights.tile.shape[2]
 
 
 def _size_of(

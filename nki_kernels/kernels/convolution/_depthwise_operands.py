@@ -153,9 +153,7 @@ def _load_part(given: Given, tile: nl.NkiTensor, cell: Cell, channels: int) -> N
     load(target, part, False, given.is_static)
 
 
-def copy_round(
-    given: Given, sides: list[Side], tiles: list[nl.NkiTensor], is_first: bool
-) -> None:
+def copy_round(given: Given, sides: list[Side], tiles: list[nl.NkiTensor], is_first: bool) -> None:
     """What was loaded on one quadrant of two to the other, `shift` rows further up or down;
     `is_first` as in `load_round`.
     """

@@ -37,7 +37,6 @@ from trnx.nki_kernels.kernels.convolution._plan import (
     Plan,
 )
 
-
 # Turns of `finish` in which these engines copy.
 _ON_SCALAR, _ON_VECTOR = 0, 1
 
