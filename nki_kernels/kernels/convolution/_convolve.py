@@ -296,7 +296,8 @@ def _convolve_chunks(
     are_alone = where[2] and len(ready) == len(filters.chunks)
     before = where[0] // (plan.streams * plan.sides) + part[0] // plan.together
     is_end = where[3] and part[1] == len(filters.chunks)
-    if is_end and plan.sides == 1 and _waits_for_products(ready[-1].weights, out.shape[0], plan):
+    is_end = is_end and plan.sides == 1 and len(chunks) > 1
+    if is_end and _waits_for_products(ready[-1].weights, out.shape[0], plan):
         _store_last(out, results[0], sides[0].blocks[0], plan, chunks, before)
         return turn
     for index in range(len(results)):
