@@ -110,7 +110,8 @@ def _place_of_rest(plan: Plan, turn: int) -> int:
     """The partition where the last chunk of channels starts: those of blocks take turns."""
     if plan.is_paired:
         return 0
-    return turn * plan.rest_rows % nl.tile_size.pmax
+    pmax = nl.tile_size.pmax  # type: int
+    return turn * plan.rest_rows % pmax
 
 
 def is_spread(x: Source, plan: Plan) -> bool:
