@@ -19,6 +19,7 @@ from trnx.nki_kernels.kernels.convolution._filters import (
     come_late,
     load_next,
     on_all_sides,
+    stage_others,
 )
 from trnx.nki_kernels.kernels.convolution._loads import (
     Inputs,
@@ -95,7 +96,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
         for first in range(first_out, end_out, plan.out_channels):
             last = min(first + plan.out_channels, end_out)
             chunks = _chunks(first, last, group * out_channels)
-            filters = Filters(given, part, chunks, [], [])
+            filters = Filters(given, part, chunks, [], [], [])
             for index in range(len(xs)):
                 its = group * channels
                 x = _source(given.x, xs[index], index, its, channels, plan.is_static, spread)
@@ -163,6 +164,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     is_behind = plan.is_static and (plan.layout != "" or is_spread(volume.x, plan))
     if is_first and len(chunks) > 0 and not is_behind:
         load_next(filters, plan)
+        stage_others(filters, plan)
     together = plan.streams * plan.sides
     ready: list[list[Inputs]] = []
     number = 0
@@ -200,7 +202,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
                 end = end - 1
             part = (start, end)
             is_last = volume.is_last and (plan.is_small or end_block >= len(blocks))
-            where = (first, turn, is_last)
+            where = (first, turn, is_last, volume.is_last and end_block >= len(blocks))
             if plan.rest_columns > 0 and chunks[start].number < nl.tile_size.pmax:
                 turn = _convolve_rest(volume, filters, plan, sides[0], start, where)
             else:
@@ -224,7 +226,7 @@ def _convolve_rest(
     plan: Plan,
     inputs: Inputs,
     chunk: int,
-    where: tuple[int, int, bool],
+    where: tuple[int, int, bool, bool],
 ) -> int:
     """The blocks of `inputs` for a last `chunk` of few output channels: each block has columns of
     the array of its own, so that the sums of several leave PSUM together. `where` and what is
@@ -252,17 +254,16 @@ def _convolve_rest(
         filters.rest.append(Ready(weights, scale, shift))
     ready = filters.ready[0:chunk]
     ready.append(filters.rest[0])
-    its_filters = Filters(filters.given, filters.weight, filters.chunks, ready, filters.rest)
-    first, turn, is_last = where
+    its_filters = Filters(filters.given, filters.weight, filters.chunks, ready, filters.rest, [])
+    first, turn, is_last, is_end = where
     blocks = inputs.blocks
     for begin in range(0, len(blocks), count):
         sides: list[Inputs] = []
         for place in range(begin, min(begin + count, len(blocks))):
             sides.append(Inputs(inputs.tile, [blocks[place]], inputs.rest, place, 0))
         part = (chunk, chunk + 1)
-        turn = _convolve_chunks(
-            volume, its_filters, beside, sides, part, (first + begin, turn, is_last)
-        )
+        which = (first + begin, turn, is_last, is_end and begin + count >= len(blocks))
+        turn = _convolve_chunks(volume, its_filters, beside, sides, part, which)
     return turn
 
 
@@ -272,11 +273,12 @@ def _convolve_chunks(
     plan: Plan,
     sides: list[Inputs],
     part: tuple[int, int],
-    where: tuple[int, int, bool],
+    where: tuple[int, int, bool, bool],
 ) -> int:
     """Some blocks for chunks `part` (first, end) of the output channels, which are stored together.
-    `where`: the number of the first block, and of banks that were copied out, and whether no input
-    is loaded after these blocks; returns the number of banks after these.
+    `where`: the number of the first block, and of banks that were copied out, whether no input is
+    loaded after these blocks, and whether they are the last ones; returns the number of banks after
+    these.
     """
     out, residual, ready = volume.out, volume.residual, filters.ready
     chunks = filters.chunks[part[0] : part[1]]
@@ -309,13 +311,27 @@ def _convolve_chunks(
             parts.append(results[number][:, chunk])
             more.append(None if other is None else other[:, chunk])
         then = Epilogue(its.scale, its.shift, filters.given.activation)
-        turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn)
+        is_end = where[3] and part[0] + chunk == len(filters.chunks) - 1
+        is_end = is_end and _waits_for_products(its.weights, out.shape[0], plan)
+        turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn, is_end)
     are_alone = where[2] and len(ready) == len(filters.chunks)
     before = where[0] // (plan.streams * plan.sides) + part[0] // plan.together
+    is_end = where[3] and part[1] == len(filters.chunks)
+    is_end = is_end and plan.sides == 1 and len(chunks) > 1
+    if is_end and _waits_for_products(ready[-1].weights, out.shape[0], plan):
+        _store_last(out, results[0], sides[0].blocks[0], plan, chunks, before)
+        return turn
     for index in range(len(results)):
         store_turn = before + index if are_alone else None
         _move(out, results[index], sides, index, plan, chunks, True, store_turn)
     return turn
+
+
+def _waits_for_products(weights: Weights, out_channels: int, plan: Plan) -> bool:
+    """Whether the last store waits for products, not for stores before it, which are more where
+    there are more output channels; of one block at a time, as products of less would take as long.
+    """
+    return plan.streams == 1 and out_channels <= weights.channels * weights.tile.shape[2]
 
 
 def _size_of(
@@ -357,6 +373,25 @@ def _move(
                 store(target, part, is_beside, plan.is_static)
             else:
                 load(part, target, False, plan.is_static)
+
+
+def _store_last(
+    out: nl.NkiTensor,
+    tile: nl.NkiTensor,
+    block: Block,
+    plan: Plan,
+    chunks: list[Channels],
+    turn: int,
+) -> None:
+    """The outputs of the last block, each chunk by itself, so that few bytes are left when the last
+    one is there; by both rings in turns.
+    """
+    size = _outputs(plan, block)
+    target = _place(out, size, chunks)
+    part = tile[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
+    for chunk in range(len(chunks)):
+        some = nl.ds(chunk, 1)
+        store(target[:, some], part[:, some], (turn + chunk) % 2 == 1, plan.is_static)
 
 
 def _outputs(plan: Plan, block: Block) -> tuple[int, int, int, int, int]:

@@ -55,7 +55,14 @@ def rows_of_tile(given: Given) -> int:
 
 def diagonal_of(dtype: Any, tile: int) -> nl.NkiTensor:
     """`[128, tile]`: 1 where the partition is the column, counted from its part of so many."""
-    pmax = nl.tile_size.pmax
+    diagonal = nl.ndarray((nl.tile_size.pmax, tile), dtype=dtype, buffer=nl.sbuf)
+    fill_diagonal(diagonal)
+    return diagonal
+
+
+def fill_diagonal(diagonal: nl.NkiTensor) -> None:
+    """The same in `diagonal[128, tile]`."""
+    pmax, tile = diagonal.shape
     count = pmax // tile
     ones = nl.ndarray((pmax, count, tile), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
@@ -64,15 +71,14 @@ def diagonal_of(dtype: Any, tile: int) -> nl.NkiTensor:
         dst=parts, pattern=[[-tile, count], [-1, tile]], offset=0, channel_multiplier=1,
         on_true_tile=ones, on_false_value=0.0, cmp_op=nl.equal,
     )  # fmt: skip
-    diagonal = nl.ndarray((pmax, tile), dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=diagonal, op=nl.add, data=parts.permute((0, 2, 1)), axis=2)
-    return diagonal
 
 
-def load_round(given: Given, sides: list[Side]) -> list[nl.NkiTensor]:
+def load_round(given: Given, sides: list[Side], is_first: bool) -> list[nl.NkiTensor]:
     """The inputs of sides, `[lanes, planes, rows, columns]`, `shift` rows further down. Where two
     quadrants have the same input, those of odd sides have it loaded on the second one, so that all
-    DMA engines, which serve some partitions each, have work.
+    DMA engines, which serve some partitions each, have work. In the first round half of the cells
+    have it loaded on both, as products wait for copies then.
     """
     shift = given.shift
     tiles: list[nl.NkiTensor] = []
@@ -96,6 +102,10 @@ def load_round(given: Given, sides: list[Side]) -> list[nl.NkiTensor]:
             else:
                 target = tile[nl.ds(place, cell.number), :, shift:]
                 _load_part(given, target, cell, cell.number)
+            if is_first and _is_loaded_twice(given, cell, index):
+                other = nl.ds(place + (1 - number % 2) * given.tile, given.tile)
+                target = tile[other, :, shift:] if number % 2 == 1 else tile[other]
+                _load_part(given, target, cell, given.tile)
             if is_pair(given, cell):
                 _zero_padding(given, tile[nl.ds(place, 2 * given.tile)], cell, place)
     return tiles
@@ -130,6 +140,11 @@ def is_pair(given: Given, cell: Cell) -> bool:
     return given.shift > 0 and cell.number == given.tile
 
 
+def _is_loaded_twice(given: Given, cell: Cell, stream: int) -> bool:
+    """Whether both quadrants of a cell of the first round are loaded."""
+    return is_pair(given, cell) and stream % 2 == 1
+
+
 def _load_part(given: Given, tile: nl.NkiTensor, cell: Cell, channels: int) -> None:
     """The input of channels from the first one of a cell on."""
     planes, rows = cell.block.planes_in, cell.block.rows_in
@@ -138,13 +153,15 @@ def _load_part(given: Given, tile: nl.NkiTensor, cell: Cell, channels: int) -> N
     load(target, part, False, given.is_static)
 
 
-def copy_round(given: Given, sides: list[Side], tiles: list[nl.NkiTensor]) -> None:
-    """What was loaded on one quadrant of two to the other, `shift` rows further up or down."""
+def copy_round(given: Given, sides: list[Side], tiles: list[nl.NkiTensor], is_first: bool) -> None:
+    """What was loaded on one quadrant of two to the other, `shift` rows further up or down;
+    `is_first` as in `load_round`.
+    """
     shift = given.shift
     for number in range(len(sides)):
         for index in range(len(sides[number].cells)):
             cell = sides[number].cells[index]
-            if not is_pair(given, cell):
+            if not is_pair(given, cell) or (is_first and _is_loaded_twice(given, cell, index)):
                 continue
             planes = cell.block.planes_in[1] - cell.block.planes_in[0]
             rows = cell.block.rows_in[1] - cell.block.rows_in[0]
@@ -198,7 +215,8 @@ def _make_filters(given: Given, side: Side, first: int, number: int) -> Filters:
     taps = given.weight.shape[1]
     raw = nl.ndarray((pmax, taps), dtype=given.weight.dtype, buffer=nl.sbuf)
     if given.shift > 0 or number < given.tile:
-        nisa.memset(dst=raw, value=0.0, engine=nisa.engine.gpsimd)
+        # By VectorE, which has nothing to do yet: the first inputs come behind these.
+        nisa.memset(dst=raw, value=0.0, engine=nisa.engine.vector)
     each = rows_of_tile(given)
     count = pmax // each
     if given.shift == 0 and side.is_whole:

@@ -32,8 +32,8 @@ from trnx.nki_kernels.kernels.convolution._depthwise import (
 from trnx.nki_kernels.kernels.convolution._depthwise_operands import (
     Given,
     copy_round,
-    diagonal_of,
     diagonals_of,
+    fill_diagonal,
     filters_of,
     is_pair,
     load_filters,
@@ -62,7 +62,7 @@ from trnx.nki_kernels.kernels.convolution._product import zero
 from trnx.nki_kernels.kernels.convolution._views import volumes_of, with_planes
 
 # Products, at half rate: as long as DMA takes for the first weights and inputs.
-_WARM_UP = 14
+_WARM_UP = 22
 
 
 @nki.jit
@@ -175,35 +175,36 @@ def _convolve(
         dtype=tensors.x.dtype, buffer=nl.sbuf,
     )  # fmt: skip
     nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
+    pmax = nl.tile_size.pmax
+    diagonal = nl.ndarray((pmax, columns_of_tile), dtype=weight.dtype, buffer=nl.sbuf)
     given = Given(
         tensors, volumes_of(tensors.out, 1)[0], volumes_of(tensors.x, 1)[0], residual, weight, axes,
-        diagonal_of(weight.dtype, columns_of_tile), zeros, columns_of_tile, shift, is_static,
-        [], [],
+        diagonal, zeros, columns_of_tile, shift, is_static, [], [],
     )  # fmt: skip
-    pmax = nl.tile_size.pmax
     streams, sides_of_round = pmax // rows_of_tile(given), pmax // columns_of_tile
     rounds = rounds_of(axes, tensors.groups, images, columns_of_tile, streams, sides_of_round)
     columns = 0
     for sides in rounds:
         banks = len(sides[0].cells)
         columns = columns + banks * len(parts_of_block(axes, sides[0].cells[0].block))
-    totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
     for sides in rounds:
         for side in sides:
             for stream in range(len(side.cells)):
                 load_filters(given, side, stream)
-    ready = load_round(given, rounds[0])
+    ready = load_round(given, rounds[0], True)
+    fill_diagonal(diagonal)
+    totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
     column = 0
     for number in range(len(rounds)):
         tiles = ready
         if number + 1 < len(rounds):
             # The next inputs come during these products.
-            ready = load_round(given, rounds[number + 1])
+            ready = load_round(given, rounds[number + 1], False)
         for side in rounds[number]:
             for stream in range(len(side.cells)):
                 diagonals_of(given, filters_of(given, side, stream))
-        copy_round(given, rounds[number], tiles)
+        copy_round(given, rounds[number], tiles, number == 0)
         column = _convolve_round(given, rounds[number], tiles, totals, column)
     return repairs_of(finite_ones(totals), column_of_ones())
 

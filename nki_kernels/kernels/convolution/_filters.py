@@ -10,10 +10,12 @@ import nki.language as nl
 from trnx.nki_kernels.kernels.convolution._epilogue import Norm, Rows, columns_of
 from trnx.nki_kernels.kernels.convolution._plan import Plan
 from trnx.nki_kernels.kernels.convolution._product import Weights
-from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_weights
+from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_rows, load_weights
 
 # Elements of a row of weights whose transposes wait for a load that takes longer than products.
 _LONG_ROW = 512
+# The same of rows that take little of the time until the first inputs come.
+_STAGED_ROW = 64
 # Elements of a row of weights that are worth a transfer, where the weights are a matrix.
 _POINTWISE_ROW = 1024
 
@@ -54,7 +56,8 @@ class Ready(NamedTuple):
 class Filters(NamedTuple):
     """Output channels of a group, in chunks, and its `weight`. `ready` has what the first of the
     chunks need, and grows as products come to the others; `rest` has the last chunk's, where blocks
-    have columns of their own for it.
+    have columns of their own for it; `staged`: for each chunk after the first its rows of weights
+    in SBUF, if they are there before TensorE transposes them.
     """
 
     given: Operands
@@ -62,6 +65,7 @@ class Filters(NamedTuple):
     chunks: list[Channels]
     ready: list[Ready]
     rest: list[Ready]
+    staged: list[list[nl.NkiTensor]]
 
 
 def load_next(filters: Filters, plan: Plan) -> None:
@@ -78,7 +82,10 @@ def load_next(filters: Filters, plan: Plan) -> None:
     if plan.layout != "":
         weights = load_pointwise(weight, some[0].first, count, plan)
     else:
-        weights = load_weights(weight, some[0].first, count, plan, given.is_turned)
+        staged: list[nl.NkiTensor] = []
+        if 0 < index <= len(filters.staged):
+            staged = filters.staged[index - 1]
+        weights = load_weights(weight, some[0].first, count, plan, given.is_turned, staged)
     for chunk in some:
         tile = weights.tile
         if plan.sides == 1:
@@ -89,6 +96,17 @@ def load_next(filters: Filters, plan: Plan) -> None:
             scale, shift = on_all_sides(scale, plan), on_all_sides(shift, plan)
         its = Weights(tile, weights.channels, weights.masked)
         filters.ready.append(Ready(its, scale, shift))
+
+
+def stage_others(filters: Filters, plan: Plan) -> None:
+    """Loads of short rows of weights before all inputs, for TensorE to transpose them later: behind
+    the inputs of a small convolution they would come when the first products are done.
+    """
+    weight = filters.weight
+    is_short = weight.shape[1] * weight.shape[2] * weight.shape[3] * weight.shape[4] <= _STAGED_ROW
+    if are_transposed(filters, plan) and plan.is_small and is_short:
+        for chunk in filters.chunks[1:]:
+            filters.staged.append(load_rows(weight, chunk.first, chunk.number, plan))
 
 
 def are_transposed(filters: Filters, plan: Plan) -> bool:
@@ -102,7 +120,8 @@ def come_late(filters: Filters, plan: Plan) -> bool:
     """
     shape = filters.weight.shape
     is_long = shape[1] * shape[2] * shape[3] * shape[4] > _LONG_ROW
-    return are_transposed(filters, plan) and (is_long or plan.is_small)
+    is_behind = plan.is_small and len(filters.staged) == 0
+    return are_transposed(filters, plan) and (is_long or is_behind)
 
 
 def on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:

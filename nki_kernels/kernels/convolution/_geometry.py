@@ -20,6 +20,7 @@ from trnx.nki_kernels.kernels.convolution._sharing import (
     border_transfers,
     depth_of,
     is_compact,
+    is_paired,
     pitch_of,
     rest_columns,
     rest_rows,
@@ -140,11 +141,20 @@ def _waits_for_loads(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
     return _LEAST_COLUMNS <= problem.outputs // _more_blocks(problem, hw) < hw.psum_bank_bytes // 4
 
 
+def _has_small_planes(problem: Problem, bank: int) -> bool:
+    """Whether a bank has all outputs of a plane."""
+    rows, columns = (-(-axis.out // axis.step) for axis in (problem.rows, problem.columns))
+    return rows * columns <= bank
+
+
 def bank_of(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int, int]:
     """Planes, rows and columns of a phase in one PSUM bank, in parts of nearly the same size."""
     left = hw.psum_bank_bytes // 4
     if _waits_for_loads(problem, sharing, hw):
         left = -(-problem.outputs // _more_blocks(problem, hw))
+    elif sharing.sides == 1 and _has_small_planes(problem, left):
+        # Two banks for a block.
+        left = left // 2 if is_paired(problem, sharing, hw) else left
     sizes = []
     counts = [-(-window.out // window.step) for window in (problem.columns, problem.rows)]
     for outputs in (*counts, _planes_of_a_stream(problem, sharing)):
@@ -288,7 +298,7 @@ def plan(problem: Problem, layout: str, is_static: bool, hw: Hardware) -> tuple[
         sharing.array_rows,
         sharing.sides,
         sharing.array_columns,
-        depth_of(problem, hw),
+        depth_of(problem, sharing, hw),
         rest_rows(problem, sharing, hw),
         rest_columns(problem, sharing, hw),
         is_small(problem, sharing, hw),
@@ -296,6 +306,7 @@ def plan(problem: Problem, layout: str, is_static: bool, hw: Hardware) -> tuple[
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
         is_static,
+        is_paired(problem, sharing, hw),
     )
 
 

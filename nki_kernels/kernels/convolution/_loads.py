@@ -78,7 +78,7 @@ def load_inputs(
             count = 1
     for chunk in range(0, tiles[0].shape[1], count):
         for side in range(len(sides)):
-            rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
+            rest = _place_of_rest(plan, turn + side)
             for index in range(len(sides[side])):
                 block = sides[side][index]
                 front, top = block.planes_in, block.rows_in
@@ -93,11 +93,25 @@ def load_inputs(
                     some = (chunk, min(chunk + count, part.shape[1]))
                     rings = (by_both, plan.is_static)
                     number = _load_chunks(part, view, plan.depth, some, rest, number, rings)
+                    if plan.is_paired and some[1] == part.shape[1]:
+                        # Its last chunk once more, for the other half of the array.
+                        last = (some[1] - 1, some[1])
+                        number = _load_chunks(
+                            part, view, plan.depth, last, plan.rest_rows, number, rings
+                        )
     found: list[Inputs] = []
     for side in range(len(sides)):
-        rest = (turn + side) * plan.rest_rows % nl.tile_size.pmax
+        rest = _place_of_rest(plan, turn + side)
         found.append(Inputs(tiles[side], sides[side], rest, 0, number))
     return found
+
+
+def _place_of_rest(plan: Plan, turn: int) -> int:
+    """The partition where the last chunk of channels starts: those of blocks take turns."""
+    if plan.is_paired:
+        return 0
+    pmax = nl.tile_size.pmax  # type: int
+    return turn * plan.rest_rows % pmax
 
 
 def is_spread(x: Source, plan: Plan) -> bool:

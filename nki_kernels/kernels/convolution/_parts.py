@@ -98,6 +98,24 @@ def parts_of_block(plan: Plan | Axes, block: Block) -> list[BankPart]:
     return parts
 
 
+def last_banks(parts: list[BankPart], plan: Plan) -> list[BankPart]:
+    """The same with the last one as two of half as many planes, or rows: what is one range of a
+    partition, so that neither half waits for the other one to be written. Pairs stay.
+    """
+    if len(parts) == 0 or plan.is_paired:
+        return parts
+    planes, rows, columns = parts[-1]
+    axis = planes if planes[2] > 1 else rows
+    half = (axis[2] + 1) // 2
+    if half == axis[2]:
+        return parts
+    halves = parts[0 : len(parts) - 1]
+    for first, count in ((axis[1], half), (axis[1] + half, axis[2] - half)):
+        some = (axis[0], first, count)
+        halves.append((some, rows, columns) if planes[2] > 1 else (planes, some, columns))
+    return halves
+
+
 def where_of(plan: Plan | Axes, block: Block, part: BankPart) -> tuple[slice, slice, slice]:
     """Where a part lies in the result of a block."""
     return (

@@ -46,7 +46,8 @@ class Plan(NamedTuple):
     blocks that are computed side by side, and rows of the array for each; sides, array_columns: so
     many times as many blocks, and columns of the array for each; depth: channels of a chunk, the
     last of which may have fewer; rest_rows: rows of the array for a last chunk of few channels,
-    whose blocks take turns at them, or all; rest_columns: of the array, for a last chunk of few
+    whose blocks take turns at them, or two banks of one block where it `is_paired`, or all;
+    rest_columns: of the array, for a last chunk of few
     output channels of each block side by side, or 0; is_small: all input of a volume is in SBUF,
     so that nothing is loaded between its stores; out_channels: how many have their weights in SBUF;
     together: how many chunks of 128 of them are stored by one transfer; layout: how the weights of
@@ -75,6 +76,7 @@ class Plan(NamedTuple):
     together: int
     layout: str
     is_static: bool
+    is_paired: bool
 
 
 class Block(NamedTuple):
@@ -118,6 +120,7 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         together,
         layout,
         numbers[19],
+        numbers[20],
     )
 
 
@@ -146,6 +149,7 @@ def plan_of_rest(plan: Plan) -> Plan:
         plan.together,
         plan.layout,
         plan.is_static,
+        plan.is_paired,
     )
 
 

@@ -25,6 +25,7 @@ from trnx.nki_kernels.kernels.convolution._parts import (
     BankPart,
     Position,
     banks_along,
+    last_banks,
     outputs_along,
     parts_of_block,
     positions_of,
@@ -35,6 +36,9 @@ from trnx.nki_kernels.kernels.convolution._plan import (
     Block,
     Plan,
 )
+
+# Turns of `finish` in which these engines copy.
+_ON_SCALAR, _ON_VECTOR = 0, 1
 
 
 class Weights(NamedTuple):
@@ -54,6 +58,22 @@ class Job(NamedTuple):
     place: int
     block: Block
     parts: list[BankPart]
+
+
+class Product(NamedTuple):
+    """Part `number` of a block, and the kernel positions that reach it."""
+
+    job: Job
+    number: int
+    positions: list[Position | None]
+
+
+class Sums(NamedTuple):
+    """The banks of part `number` of each block, one for each stream; output channels of a side."""
+
+    banks: list[nl.NkiTensor]
+    number: int
+    width: int
 
 
 def _multiply(
@@ -82,6 +102,8 @@ def _multiply(
     rows = plan.array_rows
     if plan.rest_rows < nl.tile_size.pmax and chunk == weights.tile.shape[1] - 1:
         first, rows = inputs.rest, plan.rest_rows
+        if plan.is_paired:
+            first = number % 2 * rows
     where: tuple[int, ...] = ()
     size: tuple[int, ...] = ()
     if rows < nl.tile_size.pmax or plan.sides > 1:
@@ -157,66 +179,101 @@ def convolve_blocks(
     plan: Plan,
     then: Epilogue,
     turn: int,
+    is_last: bool,
 ) -> int:
     """Blocks side by side: for each of the streams `results[out channels of all sides, planes,
     rows, columns]` in SBUF. `turn` counts the banks that were copied out; returns it after these.
+    Where they are the last ones, two engines copy half of the last bank each.
     """
     jobs: list[Job] = []
     longest = 0
     is_plain = then.scale is None and then.shift is None and then.activation == "none"
     width = weights.tile.shape[3]
-    columns = len(banks_along(plan.columns, 0))
     for side in range(len(sides)):
         for index in range(len(sides[side].blocks)):
             block = sides[side].blocks[index]
             lanes = nl.ds(side * plan.array_columns, width)
             every = parts_of_block(plan, block)
+            if is_last:
+                every = last_banks(every, plan)
             reached = _reached(every)
             if is_plain and added[index] is None and 0 < len(reached) < len(every):
                 _zero_unreached(results[index][lanes], plan, block)
                 every = reached
             jobs.append(Job(side, index, block, every))
             longest = max(longest, len(every))
-    for number in range(longest):
-        banks = _multiply_banks(jobs, number, sides, weights, plan, len(results))
-        for index in range(len(results)):
-            its = []
-            is_same = True
-            for job in jobs:
-                if job.place == index:
-                    is_same = is_same and number < len(job.parts)
-                    if number < len(job.parts):
-                        its.append(job)
-            for job in its:
-                is_same = is_same and _where(job, number, plan) == _where(its[0], number, plan)
-            if is_same and len(its) > 0:
-                # All of them at once, which takes as long as one of them.
-                its = its[0:1]
-            for job in its:
-                start, end = 0, results[index].shape[0]
-                if not is_same:
-                    start = job.side * plan.array_columns
-                    end = start + width
-                p, r, q = _where(job, number, plan)
-                other = added[index]
-                more = None if other is None else other[start:end, p, r, q]
-                part = job.parts[number]
-                bank = banks[index][start:end, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
-                finish(
-                    results[index][start:end, p, r, q], bank, more, lanes_of(then, start, end), turn
-                )
-                # Column phases lie between each other's outputs, so one engine takes all of them:
-                # else either waits for what the other one has written.
-                if len(plan.columns.phases) == 1 or (number + 1) % columns == 0:
-                    turn = turn + 1
+    number = 0
+    while number < longest:
+        # Two banks at once where their last chunks of channels have a half of the array each.
+        end = min(number + 2, longest) if plan.is_paired else number + 1
+        banks: list[list[nl.NkiTensor]] = []
+        for part in range(number, end):
+            banks.append(_banks_of(jobs, part, width, plan, len(results)))
+        _multiply_banks(jobs, number, sides, weights, plan, banks)
+        for part in range(number, end):
+            its = Sums(banks[part - number], part, width)
+            forced = None
+            if is_last and longest > 1 and part >= longest - 2:
+                # ScalarE takes longer until its result is there.
+                forced = _ON_VECTOR if part == longest - 1 else _ON_SCALAR
+            turn = _finish_banks(results, added, its, jobs, plan, then, (turn, forced))
+        number = end
     return turn
 
 
-def _multiply_banks(
-    jobs: list[Job], number: int, sides: list[Inputs], weights: Weights, plan: Plan, streams: int
+def _finish_banks(
+    results: list[nl.NkiTensor],
+    added: list[nl.NkiTensor | None],
+    sums: Sums,
+    jobs: list[Job],
+    plan: Plan,
+    then: Epilogue,
+    turns: tuple[int, int | None],
+) -> int:
+    """The epilogue of a part of each block; `turns`: as `turn` above, and that to be taken instead,
+    or None.
+    """
+    turn, forced = turns
+    number = sums.number
+    columns = len(banks_along(plan.columns, 0))
+    for index in range(len(results)):
+        its = []
+        is_same = True
+        for job in jobs:
+            if job.place == index:
+                is_same = is_same and number < len(job.parts)
+                if number < len(job.parts):
+                    its.append(job)
+        for job in its:
+            is_same = is_same and _where(job, number, plan) == _where(its[0], number, plan)
+        if is_same and len(its) > 0:
+            # All of them at once, which takes as long as one of them.
+            its = its[0:1]
+        for job in its:
+            start, end = 0, results[index].shape[0]
+            if not is_same:
+                start = job.side * plan.array_columns
+                end = start + sums.width
+            p, r, q = _where(job, number, plan)
+            other = added[index]
+            more = None if other is None else other[start:end, p, r, q]
+            part = job.parts[number]
+            bank = sums.banks[index][start:end, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+            its_turn = turn if forced is None else forced
+            finish(
+                results[index][start:end, p, r, q], bank, more, lanes_of(then, start, end), its_turn
+            )
+            # Column phases lie between each other's outputs, so one engine takes all of them:
+            # else either waits for what the other one has written.
+            if len(plan.columns.phases) == 1 or (number + 1) % columns == 0:
+                turn = turn + 1
+    return turn
+
+
+def _banks_of(
+    jobs: list[Job], number: int, width: int, plan: Plan, streams: int
 ) -> list[nl.NkiTensor]:
-    """The sums of part `number` of each block: for each stream a bank with all sides."""
-    width = weights.tile.shape[3]
+    """For part `number` of each block: a bank for each stream, with all sides."""
     banks = []
     for index in range(streams):
         size = [0, 1, 1, 1]
@@ -228,33 +285,63 @@ def _multiply_banks(
                     size[axis + 1] = max(size[axis + 1], part[axis][2])
         shape = (size[0], size[1], size[2], size[3])
         banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
-    positions: list[list[Position | None]] = []
+    return banks
+
+
+def _multiply_banks(
+    jobs: list[Job],
+    first: int,
+    sides: list[Inputs],
+    weights: Weights,
+    plan: Plan,
+    banks: list[list[nl.NkiTensor]],
+) -> None:
+    """The sums of parts `first ..` of each block, for each of them one of `banks`."""
+    width = weights.tile.shape[3]
+    products: list[Product] = []
     most = 0
-    for job in jobs:
-        its: list[Position | None] = []
-        if number < len(job.parts):
-            part = job.parts[number]
-            its = positions_of(plan, part, (width, part[0][2], part[1][2], part[2][2]))
-        positions.append(its)
-        most = max(most, len(its))
+    for number in range(first, first + len(banks)):
+        for job in jobs:
+            if number < len(job.parts):
+                part = job.parts[number]
+                its = positions_of(plan, part, (width, part[0][2], part[1][2], part[2][2]))
+                products.append(Product(job, number, its))
+                most = max(most, len(its))
     # Neighbours use different parts of the array, so that none waits for the one before it; a chunk
     # is used up before the next one, which may still be on its way.
-    for chunk in range(weights.tile.shape[1]):
-        for turn in range(most):
-            for n in range(len(jobs)):
-                job = jobs[n]
-                if turn < len(positions[n]):
-                    part = job.parts[number]
-                    lanes = nl.ds(job.side * plan.array_columns, width)
-                    bank = banks[job.place][lanes, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
-                    position = positions[n][turn]
-                    if position is not None:
-                        _multiply(
-                            bank, sides[job.side], weights, plan, job, number, position, chunk
-                        )
-                    elif chunk == 0:
-                        _zero(bank, weights.tile.dtype, job.side, plan)
-    return banks
+    chunks = weights.tile.shape[1]
+    for chunk in range(chunks):
+        together = len(jobs)
+        if plan.is_paired and chunk == chunks - 1:
+            together = len(products)
+        for begin in range(0, len(products), together):
+            for turn in range(most):
+                for product in products[begin : begin + together]:
+                    if turn < len(product.positions):
+                        _multiply_one(product, first, sides, weights, plan, banks, (turn, chunk))
+
+
+def _multiply_one(
+    product: Product,
+    first: int,
+    sides: list[Inputs],
+    weights: Weights,
+    plan: Plan,
+    banks: list[list[nl.NkiTensor]],
+    which: tuple[int, int],
+) -> None:
+    """Kernel position and chunk `which` of a part; `banks` as above."""
+    job, number, positions = product
+    turn, chunk = which
+    part = job.parts[number]
+    lanes = nl.ds(job.side * plan.array_columns, weights.tile.shape[3])
+    bank = banks[number - first][job.place]
+    bank = bank[lanes, 0 : part[0][2], 0 : part[1][2], 0 : part[2][2]]
+    position = positions[turn]
+    if position is not None:
+        _multiply(bank, sides[job.side], weights, plan, job, number, position, chunk)
+    elif chunk == 0:
+        _zero(bank, weights.tile.dtype, job.side, plan)
 
 
 def _where(job: Job, number: int, plan: Plan) -> tuple[slice, slice, slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from trnx.nki_kernels.kernels.convolution._windows import Problem, Window
@@ -108,11 +109,33 @@ def pitch_of(problem: Problem, sharing: Sharing, is_static: bool, hw: Hardware) 
     return best if is_half and saved > _ZEROS_SECONDS else channels
 
 
-def depth_of(problem: Problem, hw: Hardware) -> int:
-    """Channels of a chunk: chunks are even, as products of few rows run at half rate
-    (docs/timing.md); those of one kernel position, which DMA bounds, fill the partitions.
+def is_paired(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
+    """Whether the last chunk of channels has a half of the array, and two banks at once, instead of
+    chunks that are even. Its input is loaded for both halves, so only where TensorE takes longer
+    than DMA.
     """
-    if problem.channels <= hw.partitions or problem.taps == 1:
+    rest = problem.channels % hw.partitions
+    if problem.taps == 1 or sharing.streams > 1 or sharing.fold > 1:
+        return False
+    if problem.channels < hw.partitions or not 0 < rest <= hw.partitions // 2:
+        return False
+    axes = (problem.planes, problem.rows, problem.columns)
+    outs = math.prod(axis.out for axis in axes)
+    inputs = math.prod(axis.size for axis in axes) * (problem.channels + rest)
+    dma = (inputs + outs * problem.out_channels) * problem.itemsize / hw.dma_bytes_per_second
+    taps = problem.taps / math.prod(axis.step for axis in axes)
+    passes = problem.channels // hw.partitions + 0.5
+    columns = outs * taps * passes * -(-problem.out_channels // hw.partitions) / sharing.sides
+    return columns * (4 if problem.itemsize == 4 else 1) / hw.pe_clock > dma
+
+
+def depth_of(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
+    """Channels of a chunk: chunks are even, as products of few rows run at half rate
+    (docs/timing.md); those of one kernel position, which DMA bounds, fill the partitions, and so do
+    those of which the last has a half of the array.
+    """
+    is_full = problem.taps == 1 or is_paired(problem, sharing, hw)
+    if problem.channels <= hw.partitions or is_full:
         return hw.partitions
     return -(-problem.channels // -(-problem.channels // hw.partitions))
 
@@ -121,6 +144,8 @@ def rest_rows(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
     """Rows of the array for the last chunk. A DMA engine serves 8 partitions, so that chunks of few
     channels on the same partitions would take turns at the same engines.
     """
+    if is_paired(problem, sharing, hw):
+        return hw.partitions // 2
     rest = problem.channels % hw.partitions
     if sharing.streams > 1 or problem.taps > 1 or problem.channels < hw.partitions or rest == 0:
         return hw.partitions

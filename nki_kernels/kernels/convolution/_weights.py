@@ -24,10 +24,16 @@ _CHUNKS = 4
 
 
 def load_weights(
-    weight: nl.NkiTensor, first: int, count: int, plan: Plan, is_turned: bool
+    weight: nl.NkiTensor,
+    first: int,
+    count: int,
+    plan: Plan,
+    is_turned: bool,
+    staged: list[nl.NkiTensor],
 ) -> Weights:
     """Weights of output channels `first .. first+count`: `weight[a, b, planes, rows, columns]`,
-    a being output channels, or the contracted ones where `is_turned`.
+    a being output channels, or the contracted ones where `is_turned`. `staged`: from `load_rows`,
+    or none.
     """
     if is_turned:
         return _load_as_they_are(weight, first, count, plan)
@@ -45,21 +51,49 @@ def load_weights(
     tile = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
     if padded > count:
         nisa.memset(dst=tile[:, :, :, count:padded], value=0.0)
-    width = planes * rows * columns * 4
-    step = max(1, _STAGING_BYTES // width // depth) * depth
+    step = _staged_step(weight, plan)
     for channel in range(0, channels, step):
-        some = min(step, channels - channel)
-        size = max(some, wide) if fold > 1 else some
-        data = nl.ndarray((count, size, planes, rows, columns), dtype=weight.dtype, buffer=nl.sbuf)
-        if size > some:
-            nisa.memset(dst=data[:, some:size], value=0.0)
-        source = weight[nl.ds(first, count), nl.ds(channel, some)]
-        load(data[:, 0:some], source, False, plan.is_static)
+        if len(staged) > 0:
+            data = staged[channel // step]
+        else:
+            data = _load_some_rows(weight, (first, count), channel, plan)
+        size = data.shape[1]
         for part in range(0, size, depth):
             block = data[:, nl.ds(part, min(depth, size - part))]
             _transpose(tile, (channel + part) // depth, block, plan)
-    _spread_rest(tile, channels, plan)
     return Weights(tile, wide, _masked(tile, wide, plan))
+
+
+def load_rows(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> list[nl.NkiTensor]:
+    """What `load_weights` transposes, in the parts in which it does."""
+    found: list[nl.NkiTensor] = []
+    for channel in range(0, weight.shape[1], _staged_step(weight, plan)):
+        found.append(_load_some_rows(weight, (first, count), channel, plan))
+    return found
+
+
+def _staged_step(weight: nl.NkiTensor, plan: Plan) -> int:
+    """Contracted channels that come at once."""
+    width = weight.shape[2] * weight.shape[3] * weight.shape[4] * 4  # type: int
+    return max(1, _STAGING_BYTES // width // plan.depth) * plan.depth
+
+
+def _load_some_rows(
+    weight: nl.NkiTensor, outs: tuple[int, int], channel: int, plan: Plan
+) -> nl.NkiTensor:
+    """`[out channels, channels from `channel` on, planes, rows, columns]` of `outs` (first, count):
+    those of folded rows with the zeros that the input has between them.
+    """
+    channels = weight.shape[1]
+    some = min(_staged_step(weight, plan), channels - channel)
+    size = max(some, plan.pitch) if plan.fold > 1 else some
+    shape = (outs[1], size, weight.shape[2], weight.shape[3], weight.shape[4])
+    data = nl.ndarray(shape, dtype=weight.dtype, buffer=nl.sbuf)
+    if size > some:
+        nisa.memset(dst=data[:, some:size], value=0.0)
+    source = weight[nl.ds(outs[0], outs[1]), nl.ds(channel, some)]
+    load(data[:, 0:some], source, False, plan.is_static)
+    return data
 
 
 def _spread_rest(tile: nl.NkiTensor, channels: int, plan: Plan) -> None:
@@ -137,10 +171,15 @@ def _transpose_groups(
             column = (start + index) % columns
             data = block[:, :, row : row + fold, column].permute((0, 2, 1))
             nisa.nc_transpose(dst=bank[:, index, :], data=data, engine=nisa.engine.tensor)
-        for stream in range(plan.streams):
-            partitions = nl.ds(stream * plan.array_rows, fold * channels)
+        # Each of the streams has all weights, and so has each place of the last chunk.
+        step, copies, turns = plan.array_rows, plan.streams, 1
+        if plan.rest_rows < nl.tile_size.pmax and chunk == tile.shape[1] - 1:
+            # These by VectorE alone, whose results are there before those of ScalarE.
+            step, copies, turns = plan.rest_rows, nl.tile_size.pmax // plan.rest_rows, 0
+        for copy in range(copies):
+            partitions = nl.ds(copy * step, fold * channels)
             target = tile[partitions, chunk, nl.ds(slot + start, some), 0:count]
-            copy_out(target, bank, chunk + stream + start // together)
+            copy_out(target, bank, (chunk + copy + start // together) * turns)
 
 
 def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> Weights:
