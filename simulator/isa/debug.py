@@ -7,7 +7,7 @@ import torch
 from trnx.simulator.isa.instruction import Emit, recorded
 from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.tensor import NkiTensor
-from trnx.simulator.memory.storage import ANYWHERE
+from trnx.simulator.memory.storage import DMA_REACHABLE
 
 
 def _show(prefix: str, tensor: torch.Tensor) -> None:
@@ -17,4 +17,4 @@ def _show(prefix: str, tensor: torch.Tensor) -> None:
 @recorded(engines=(Engine.sync,))
 def device_print(emit: Emit, tensor: NkiTensor, prefix: str) -> None:
     """Print `prefix` and the values of `tensor`."""
-    emit.step(_show, prefix, emit.read(tensor, "tensor", buffers=ANYWHERE))
+    emit.step(_show, prefix, emit.read(tensor, "tensor", buffers=DMA_REACHABLE))

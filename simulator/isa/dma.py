@@ -16,6 +16,7 @@ from trnx.simulator.isa.dma_legality import (
     check_hwdge_transpose,
     check_indirect_transpose,
     check_issuer,
+    check_read_modify_write,
     check_transpose_destination,
     mode_of,
     transpose_index,
@@ -345,8 +346,7 @@ def dma_compute(
     if indirect:
         fixed = all(t.indirection is not None and t.indirection.is_vector for t in indirect)
         emit.require(fixed, "addresses must be known beforehand, but for a vector_offset")
-        if len(srcs) != 2:
-            emit.illegal(f"an indirect dma_compute takes 2 sources, not {len(srcs)}")
+        check_read_modify_write(emit, dst, srcs)
         emit.require(unique_indices, "unique_indices must be True")
     skip = mode_of(emit, OobMode, oob_mode, "oob_mode") is OobMode.skip
     emit.require(bool(indirect) or not skip, "oob_mode.skip needs an indirect operand")

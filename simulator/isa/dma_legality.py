@@ -6,6 +6,7 @@ SDK/nki/deep-dives/nki-dge.rst.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from trnx.simulator.findings import DISPUTED_LEGALITY
@@ -142,3 +143,38 @@ def transpose_index(emit: Emit, src: NkiTensor, indirect: Indirect) -> NkiTensor
             f"the index of src is {index.shape}; one of several columns has {_LARGEST} partitions"
         )
     return index
+
+
+def check_read_modify_write(emit: Emit, dst: NkiTensor, srcs: Sequence[NkiTensor]) -> None:
+    """An indirect `dma_compute` adds to what `dst` has: one source is dst itself. A scatter adds
+    data in SBUF to rows in HBM, a gather rows in HBM to data in SBUF.
+    """
+    if len(srcs) != 2:
+        emit.illegal(f"an indirect dma_compute takes 2 sources, not {len(srcs)}")
+    others = [src for src in srcs if not _is_same_place(src, dst)]
+    if len(others) > 1:
+        emit.illegal(
+            "an indirect dma_compute adds to its destination: one source must be dst itself, with "
+            "the same access pattern and index (SDK/nki/api/nki/isa/__init__.py, dma_compute)"
+        )
+    in_sbuf = dst if dst.indirection is None else (others or srcs)[0]
+    if in_sbuf.is_on_chip and in_sbuf.indirection is None:
+        return
+    emit.illegal(
+        "an indirect dma_compute adds data in SBUF to rows in HBM, or rows in HBM to a tile in "
+        "SBUF (SDK/nki/api/nki/isa/__init__.py, dma_compute)"
+    )
+
+
+def _is_same_place(src: NkiTensor, dst: NkiTensor) -> bool:
+    """True where both views walk the same elements, by the same index."""
+    if not src.same_elements(dst):
+        return False
+    mine, its = src.indirection, dst.indirection
+    if mine is None or its is None:
+        return mine is its
+    if (mine.scale, mine.dim, mine.is_vector) != (its.scale, its.dim, its.is_vector):
+        return False
+    if isinstance(mine.index, NkiTensor) and isinstance(its.index, NkiTensor):
+        return mine.index.same_elements(its.index)
+    return mine.index is its.index

@@ -109,7 +109,7 @@ def index_view(emit: Access, tensor: NkiTensor, indirect: Indirect, operand: str
     expected = tensor.shape[0] if indirect.is_vector else 1
     if index.size != expected:
         emit.illegal(f"the index of {operand} has {index.size} elements, not {expected}")
-    return emit.read(index, f"index of {operand}", shape=(index.size,), buffers=DMA_REACHABLE)
+    return emit.read(index, f"index of {operand}", shape=(index.size,), buffers=SBUF)
 
 
 def check_tensor_indirect(emit: Legality, operand: str) -> None:
