@@ -18,7 +18,10 @@ GUIDE = "SDK/nki/get-started/nki-language-guide.rst"
 READS = "KLR interop/klr/gather.c"
 BECOMES = "KLR KLR/NKI/Simplify.lean"
 _NKI_TESTS = "SDK/nki/test/test_nki_isa_nc_stream_shuffle.py"
+# It names all bits of a uint32, which registers and tiles hold.
+_UNSIGNED = "SDK/nki/api/nki/isa/__init__.py (nc_find_index8)"
 _LARGEST = 2**31 - 1
+_LARGEST_UNSIGNED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,12 @@ def _compares_as(*kinds: type[ast.AST]) -> Callable[[Any], bool]:
 
 def _is_wide(node: ast.Constant) -> bool:
     value = node.value
-    return type(value) is int and not -_LARGEST - 1 <= value <= _LARGEST + 1
+    return type(value) is int and not -_LARGEST - 1 <= value <= _LARGEST_UNSIGNED
+
+
+def _is_unsigned(node: ast.Constant) -> bool:
+    # The minus of the smallest int32 is an operator of its own.
+    return type(node.value) is int and _LARGEST + 1 < node.value <= _LARGEST_UNSIGNED
 
 
 def _has_other_keys(node: ast.Dict) -> bool:
@@ -68,6 +76,7 @@ RULES: dict[type[ast.AST], tuple[Rule, ...]] = {
     ast.Dict: (Rule("a dict whose keys are not strings", (GUIDE, BECOMES), _has_other_keys),),
     ast.Constant: (
         Rule("an integer of more than 32 bits", (GUIDE, READS), _is_wide),
+        Rule("an integer beyond int32", (_UNSIGNED, READS), _is_unsigned, is_disputed=True),
         Rule(
             "bytes or a complex number",
             (GUIDE, READS),

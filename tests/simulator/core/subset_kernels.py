@@ -154,7 +154,12 @@ def has_dict_of_numbers(x):
 
 @nki.jit
 def has_wide_integer(x):
-    return x if x.shape[0] < 2147483649 else None
+    return x if x.shape[0] < 4294967296 else None
+
+
+@nki.jit
+def has_unsigned_integer(x):
+    return x if x.shape[0] < 4294967295 else None
 
 
 @nki.jit

@@ -44,6 +44,7 @@ def test_a_clean_kernel_has_no_findings(twin: ModuleType) -> None:
         ("has_set", r"a set, .*nki-language-guide\.rst"),
         ("has_dict_of_numbers", "a dict whose keys are not strings"),
         ("has_wide_integer", "an integer of more than 32 bits"),
+        ("has_unsigned_integer", "an integer beyond int32, .* may reject"),
         ("has_bytes", "bytes or a complex number"),
         ("has_matmul_operator", "the operator @"),
         ("has_expanded_keywords", r"an expanded keyword argument \(\*\*\)"),
