@@ -117,7 +117,10 @@ class Estimate:
         alternates = table_loads(instructions) > 0
         tiles = self._geometry.tiles_of_core
         count = tiles if by_stage else min(tiles, _MOST_TILES + depth)
+        period = self._rows_again()
         self._is_left = lambda tile: count > 1 and tile == count - 1
+        if period:
+            self._is_left = lambda tile: isinstance(tile, int) and (tile + 1) % period == 0
         ends: list[int] = []
         orders = [range(depth), range(depth)]
         if alternates:
@@ -137,8 +140,17 @@ class Estimate:
             if by_stage and tile == count - 1 and later is not None:
                 self._first_table([later])
         # With as many tiles behind them in work as in the middle of many.
-        pace = self._pace(ends[: count - depth + 1]) if tiles > count else 0.0
+        apart = 3 if period == 3 else _PACE
+        pace = self._pace(ends[: count - depth + 1], apart) if tiles > count else 0.0
         return self._end() + (tiles - count) * pace
+
+    def _rows_again(self) -> int:
+        """After how many tiles the rows begin again, 0 where that is never or too seldom to count:
+        the last tile of each turn has what is left of them."""
+        share = self._geometry.shares[0] if self._geometry.shares else None
+        rows = self._geometry.rows if share is None else share.rows
+        period = sum(len(r.starts) for r in rows)
+        return period if self._geometry.loops and 1 < period <= _PACE else 0
 
     def _end(self, last: int | None = None) -> float:
         """When the ops up to `last`, by default all, have ended."""

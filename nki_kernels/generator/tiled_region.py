@@ -97,7 +97,10 @@ class TiledRegion:
     @property
     def key(self) -> Hashable:
         """Equal for the ways to cut one region that are the same."""
-        calls = tuple((i.call, i.engine, i.beside is not None) for i in self.instructions)
+        # A sum of exponentials in one phase has the same calls, of which one reads more.
+        calls = tuple(
+            (i.call, i.engine, i.beside is not None, len(i.reads())) for i in self.instructions
+        )
         order = tuple(self.layouts.values())
         stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.apart)
         return (self.geometry, self.keeps, calls, order, stages, self.copies_on)
