@@ -537,11 +537,11 @@ class Emitter:
         lines += ["", *self.decorators]
         lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
         names = [self._stage_name(i) for i in range(self.stages)]
-        alternates = table_loads(self.region.instructions) > 0
+        alternates = table_loads(self.region.together) > 0
         after = [self._table_after(stage) for stage in range(self.stages)]
         calls = TileCalls(
             self.g, self.position, names, after, alternates=alternates,
-            by_stage=self.region.by_stage,
+            in_turn=min(self.region.in_turn, self.stages),
         )  # fmt: skip
         shares = [calls.lines(share, arguments) for share in self.g.shares]
         before = [*self._table("", self.region.instructions), *shared]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ class TileCalls:
     """Calls of the functions `names`, one a stage, for all tiles of a geometry. `position` are the
     numbers of axes in the names of their counts (`n0`) and starts (`i0`). Where it `alternates`,
     every other step runs its stages in reverse, so that one table of functions serves the last
-    stage of a step and the first one of the next. With `by_stage` all tiles run a stage before any
-    runs the next one, and the lines `after` it stand between them.
+    stage of a step and the first one of the next. From stage `in_turn` on all tiles run a stage
+    before any runs the next one, and the lines `after` it stand between them.
     """
 
     g: Geometry
@@ -22,7 +23,7 @@ class TileCalls:
     names: list[str]
     after: Sequence[list[str]]
     alternates: bool
-    by_stage: bool
+    in_turn: int
 
     def lines(self, share: Share, arguments: list[list[str]]) -> list[str]:
         """The loops of a core; `arguments` are the names of the parameters of each function."""
@@ -34,17 +35,82 @@ class TileCalls:
             if a.block == a.size
         }
         rows = [(rows, fixed | self._counts(rows)) for rows in share.rows]
-        if not self.by_stage:
-            return [*loops, *(depth + line for line in self._row_calls(rows, arguments))]
         lines: list[str] = []
-        for stage in range(len(self.names)):
-            lines += [f"tiles{stage} = []"] if stage < len(self.names) - 1 else []
+        if self.in_turn > 1 and self.g.loops:
+            lines += self._turns(share, rows, arguments)
+        elif self.in_turn:
+            lines += self._handed_on(self.in_turn - 1)
+            lines += [*loops, *(depth + line for line in self._row_calls(rows, arguments))]
+        for stage in range(self.in_turn, len(self.names)):
+            lines += self._handed_on(stage)
             lines += ["at = 0", *loops] if stage else loops
             for group, values in rows:
                 calls = self._calls_of_stage(stage, group, values, arguments[stage])
                 lines += [depth + line for line in calls]
             lines += self.after[stage]
         return lines
+
+    def _turns(
+        self,
+        share: Share,
+        groups: Sequence[tuple[RowTiles, Mapping[str, str]]],
+        arguments: list[list[str]],
+    ) -> list[str]:
+        """The tiles of all loops: in step t stage s computes tile t - s, of which `turns` tells
+        where it lies."""
+        loops, depth = self._loops(share)
+        numbers = [self.position[axis.label] for axis in self.g.loops]
+        names = [*"rpmk", *(f"i{n}" for n in numbers), *(f"n{n}" for n in numbers)]
+        fixed = set.intersection(*(set(values) for _, values in groups)) - {*"pmk"}
+        taken = {x for stage in arguments[: self.in_turn] for x in stage}
+        moving = [x for x in names if x in taken and x not in fixed]
+        lines = ["turns = []", *loops]
+        for rows, values in groups:
+            where = _tuple([values.get(x, x) for x in moving])
+            starts = rows.starts
+            lines += [
+                f"{depth}for r in range({starts.start}, {starts.stop}, {starts.step}):",
+                f"{depth}    turns.append({where})",
+            ]
+        for stage in range(self.in_turn):
+            lines += self._handed_on(stage)
+        tiles = sum(len(rows.starts) for rows, _ in groups) * self._loop_turns(share)
+        constant = {x: groups[0][1][x] for x in fixed}
+        lines.append(f"for step in range({tiles + self.in_turn - 1}):")
+        calls = [
+            self._bounded_call(stage, tiles, moving, constant, arguments[stage])
+            for stage in range(self.in_turn)
+        ]
+        forwards = [line for call in calls for line in call]
+        if not self.alternates:
+            return [*lines, *indent(forwards)]
+        backwards = [line for call in calls[::-1] for line in call]
+        by_parity = [f"if step % 2 == {self.in_turn % 2}:", *indent(backwards), "else:"]
+        return [*lines, *indent([*by_parity, *indent(forwards)])]
+
+    def _loop_turns(self, share: Share) -> int:
+        """How many turns the loops of a core have."""
+        turns = [range(0, axis.size, axis.block) for axis in self.g.loops]
+        return math.prod(map(len, turns if share.outer is None else [share.outer, *turns[1:]]))
+
+    def _bounded_call(
+        self, stage: int, tiles: int, moving: list[str], values: Mapping[str, str], taken: list[str]
+    ) -> list[str]:
+        """The call of a stage in a step that has a tile for it."""
+        at = f"step - {stage}" if stage else "step"
+        handed = {f"tiles{stage - 1}": f"tiles{stage - 1}[{at}]"}
+        call = f"{self.names[stage]}({', '.join({**values, **handed}.get(x, x) for x in taken)})"
+        if stage < len(self.names) - 1:
+            call = f"tiles{stage}.append({call})"
+        used = any(x in moving for x in taken)
+        lines = [f"{_tuple(moving)} = turns[{at}]"] if used else []
+        bounds = [f"step >= {stage}"] if stage else []
+        bounds += [f"step < {tiles + stage}"] if stage < self.in_turn - 1 else []
+        return [f"if {' and '.join(bounds)}:", *indent([*lines, call])]
+
+    def _handed_on(self, stage: int) -> list[str]:
+        """The list of what all tiles hand to the stage after `stage`, where there is one."""
+        return [f"tiles{stage} = []"] if stage < len(self.names) - 1 else []
 
     def _calls_of_stage(
         self, stage: int, rows: RowTiles, values: Mapping[str, str], taken: list[str]
@@ -94,7 +160,7 @@ class TileCalls:
     ) -> list[str]:
         """The tiles, one after another: in step t stage s computes tile t - s."""
         tiles = [_Row(start, rows, values) for rows, values in groups for start in rows.starts]
-        depth = len(self.names)
+        depth = self.in_turn
         lines: list[str] = []
         step = 0
         while step < len(tiles) + depth - 1:
@@ -114,7 +180,7 @@ class TileCalls:
 
     def _alike(self, tiles: Sequence[_Row], step: int) -> int:
         """How many steps from `step` on have all stages in tiles of one group."""
-        first = step - len(self.names) + 1
+        first = step - self.in_turn + 1
         if first < 0 or step >= len(tiles):
             return 0
         group = tiles[first].rows
@@ -134,7 +200,7 @@ class TileCalls:
         first, apart = found[0].start, found[0].rows.starts.step
         body: list[str] = []
         for i in range(period):
-            offsets = [(i - s) * apart for s in range(len(self.names))]
+            offsets = [(i - s) * apart for s in range(self.in_turn)]
             rows: list[str | None] = [_moved("r", offset) for offset in offsets]
             body += self._step(rows, found, step + i, arguments)
         end = first + turns * period * apart
@@ -154,18 +220,20 @@ class TileCalls:
         turned: list[str] = []
         stages = [stage for stage, row in enumerate(rows) if row is not None]
         # Forwards when the pipeline is first full: the fill ends with the first stage's functions.
-        backwards = self.alternates and (step - len(self.names)) % 2 == 0
+        backwards = self.alternates and (step - self.in_turn) % 2 == 0
         for stage in reversed(stages) if backwards else stages:
             tile, row = tiles[stage], rows[stage]
             assert tile is not None
             assert row is not None
             taken = ", ".join({**tile.values, "r": row}.get(x, x) for x in arguments[stage])
-            target = ""
-            if stage < len(self.names) - 1:
+            call = f"{self.names[stage]}({taken})"
+            if stage < self.in_turn - 1:
                 busy = stage + 1 in stages
-                target = f"{'next' if busy else 'tiles'}{stage} = "
+                call = f"{'next' if busy else 'tiles'}{stage} = {call}"
                 turned += [f"tiles{stage} = next{stage}"] if busy else []
-            lines.append(f"{target}{self.names[stage]}({taken})")
+            elif self.in_turn < len(self.names):
+                call = f"tiles{stage}.append({call})"
+            lines.append(call)
         return lines + turned
 
 
@@ -176,6 +244,10 @@ class _Row:
     start: int
     rows: RowTiles
     values: Mapping[str, str]
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(names)}{',' * (len(names) == 1)})"
 
 
 def _moved(name: str, offset: int) -> str:

@@ -103,10 +103,11 @@ class Estimate:
         loads: Mapping[Value, Strides],
         stores: Sequence[tuple[Value, Strides, int]],
         *,
-        by_stage: bool = False,
+        in_turn: int,
     ) -> float:
         """ns of a core's tiles, each of which runs all instructions; `stores` have their stage.
-        All tiles, which are few then, run a stage before any runs the next one `by_stage`."""
+        From stage `in_turn` on all tiles run a stage before any runs the next one; they are few
+        where this is the first one."""
         moving = self._geometry.moving
         repeated = [any(v.axes & moving for v in i.writes()) for i in instructions]
         self._first_table(instructions)
@@ -114,15 +115,22 @@ class Estimate:
             if not again:
                 self._add(i, loads, None)
         depth = max(stages, default=0) + 1
-        alternates = table_loads(instructions) > 0
+        together = [i for i, s in zip(instructions, stages, strict=True) if s < in_turn]
+        alternates = table_loads(together) > 0
         tiles = self._geometry.tiles_of_core
-        count = tiles if by_stage else min(tiles, _MOST_TILES + depth)
+        count = min(tiles, _MOST_TILES + depth) if in_turn else tiles
+        period = self._rows_again()
         self._is_left = lambda tile: count > 1 and tile == count - 1
-        ends: list[int] = []
-        orders = [range(depth), range(depth)]
+        if period:
+            self._is_left = lambda tile: isinstance(tile, int) and (tile + 1) % period == 0
+        ends: dict[int, list[int]] = {}
+        first = min(depth, in_turn)
+        orders = [range(first), range(first)]
         if alternates:
-            orders[depth % 2] = range(depth)[::-1]
-        for s, tile in _turns(count, depth, orders, by_stage=by_stage):
+            orders[first % 2] = range(first)[::-1]
+        turns = list(_turns(count, first, orders, by_stage=False)) if first else []
+        turns += ((s, tile) for s in range(first, depth) for tile in range(count))
+        for s, tile in turns:
             for i, stage, again in zip(instructions, stages, repeated, strict=True):
                 if stage == s and again:
                     self._add(i, loads, tile)
@@ -131,14 +139,25 @@ class Estimate:
             for value, strides, stage in stores:
                 if stage == s and (value.axes & moving or not tile):
                     self._store(value, strides, tile, waits=is_last)
-            if s == depth - 1:
-                ends.append(len(self._ops) - 1)
+            if s >= first - 1:
+                ends.setdefault(s, []).append(len(self._ops) - 1)
             later = next_table(instructions, stages, s)
-            if by_stage and tile == count - 1 and later is not None:
+            if s >= in_turn and tile == count - 1 and later is not None:
                 self._first_table([later])
+        if tiles == count:
+            return self._end()
         # With as many tiles behind them in work as in the middle of many.
-        pace = self._pace(ends[: count - depth + 1]) if tiles > count else 0.0
-        return self._end() + (tiles - count) * pace
+        ends[first - 1] = ends[first - 1][: count - first + 1]
+        apart = 3 if period == 3 else _PACE
+        return self._end() + (tiles - count) * sum(self._pace(e, apart) for e in ends.values())
+
+    def _rows_again(self) -> int:
+        """After how many tiles the rows begin again, 0 where that is never or too seldom to count:
+        the last tile of each turn has what is left of them."""
+        share = self._geometry.shares[0] if self._geometry.shares else None
+        rows = self._geometry.rows if share is None else share.rows
+        period = sum(len(r.starts) for r in rows)
+        return period if self._geometry.loops and 1 < period <= _PACE else 0
 
     def _end(self, last: int | None = None) -> float:
         """When the ops up to `last`, by default all, have ended."""

@@ -46,7 +46,8 @@ class TiledRegion:
     instruction; `halved` are the reductions that add halves of their rows, again and again.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
     Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage`
-    all tiles run a stage before any runs the next one, and stay in SBUF between them. What
+    all tiles run a stage before any runs the next one, and stay in SBUF between them; so do the
+    last stages, from `tail` on where it is not 0, which have little of each tile. What
     TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`.
     """
 
@@ -62,6 +63,7 @@ class TiledRegion:
     layouts: Mapping[Value, Dims] = field(default_factory=dict)
     phase_stages: int = 1
     by_stage: bool = False
+    tail: int = 0
     apart: bool = False
     copies_on: str = VECTOR
 
@@ -97,10 +99,25 @@ class TiledRegion:
     @property
     def key(self) -> Hashable:
         """Equal for the ways to cut one region that are the same."""
-        calls = tuple((i.call, i.engine, i.beside is not None) for i in self.instructions)
+        # A sum of exponentials in one phase has the same calls, of which one reads more.
+        calls = tuple(
+            (i.call, i.engine, i.beside is not None, len(i.reads())) for i in self.instructions
+        )
         order = tuple(self.layouts.values())
-        stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.apart)
+        stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.tail, self.apart)
         return (self.geometry, self.keeps, calls, order, stages, self.copies_on)
+
+    @property
+    def in_turn(self) -> int:
+        """The first stage that all tiles run before any runs the next one; as many as there are
+        where stages of several tiles always run beside each other."""
+        return 0 if self.by_stage else self.tail or 1 + max(self.stages, default=0)
+
+    @property
+    def together(self) -> list[Instruction]:
+        """The instructions of the stages before."""
+        pairs = zip(self.instructions, self.stages, strict=True)
+        return [i for i, stage in pairs if stage < self.in_turn]
 
     def store_stages(self) -> list[int]:
         """The stage that stores each output: the last one that writes its tile."""
@@ -143,7 +160,7 @@ class TiledRegion:
             )
         staged = [(*s, stage) for s, stage in zip(stores, self.store_stages(), strict=True)]
         return estimate.rows(
-            self.instructions, self.stages, self.load_strides, staged, by_stage=self.by_stage
+            self.instructions, self.stages, self.load_strides, staged, in_turn=self.in_turn
         )
 
     @functools.cached_property
@@ -197,10 +214,13 @@ class TiledRegion:
     def _bytes_handed(self, carried: Sequence[Sequence[Value]], tiles: int) -> int:
         """Bytes per partition of what stages have handed on and not read yet."""
         sizes = [sum(map(self._bytes, values)) for values in carried]
-        if not self.by_stage:
+        if not self.by_stage and not self.tail:
             return sum(sizes)
         # A stage takes what all tiles handed to it and gives what they hand on.
-        return tiles * max(a + b for a, b in zip([0, *sizes], [*sizes, 0], strict=True))
+        first = max(0, self.tail - 1)
+        late = sizes[first:]
+        pairs = zip([0, *late], [*late, 0], strict=True)
+        return sum(sizes[:first]) + tiles * max(a + b for a, b in pairs)
 
     def bytes_per_partition(self) -> int:
         """Bytes of SBUF per partition that one tile needs at once."""

@@ -7,6 +7,7 @@ Tiles run one after another, in stages that overlap, or stage by stage.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from trnx.nki_kernels.generator.engines import (
@@ -16,6 +17,7 @@ from trnx.nki_kernels.generator.engines import (
     assign_engines,
     share_in_step,
     table_loads,
+    table_of_call,
 )
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction
@@ -25,6 +27,9 @@ from trnx.simulator.hardware import Hardware
 
 # Tiles that all run a stage before any runs the next one: they stay in SBUF.
 _MOST_BY_STAGE = 12
+# Bytes of a partition that all tiles have of the values of a tail, each of which has that fraction
+# of a tile's elements at the most.
+_MOST_OF_TAIL, _LITTLE = 2**15, 4
 
 
 def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> TiledRegion:
@@ -90,11 +95,12 @@ def placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
 def ways_of_rows(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
     """The ways to run the instructions of `region`: one tile after another, and where tiles are
     many, or two where ScalarE changes its table of functions, in at most `most` stages, on the
-    engines that balance the work or on those that are the default; few tiles also stage by stage,
-    so that ScalarE loads each table once."""
+    engines that balance the work or on those that are the default; so that ScalarE loads each table
+    once, few tiles also stage by stage, and many with a tail of the stages that have little of each
+    tile."""
     geometry = region.geometry
     least = 2 if table_loads(region.instructions) else LEAST_TILES
-    starts = max(sum(len(rows.starts) for rows in share.rows) for share in geometry.shares)
+    tiles = geometry.tiles_of_core
     placed = [region, *_placings(region, hw)] if geometry.tiles > 1 else [region]
 
     def cut(one: TiledRegion, most: int, *, apart: bool = False) -> TiledRegion:
@@ -103,18 +109,39 @@ def ways_of_rows(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegi
         )
         return dataclasses.replace(one, stages=stages)
 
-    if 1 < geometry.tiles_of_core <= _MOST_BY_STAGE and table_loads(region.instructions):
+    if 1 < tiles <= _MOST_BY_STAGE and table_loads(region.instructions):
         in_turn = [cut(one, MOST_STAGES) for one in placed]
         placed += [dataclasses.replace(one, by_stage=True) for one in in_turn if max(one.stages)]
-    if starts < least:
+    if tiles < least:
         return placed
     staged = [
-        cut(one, min(most, starts - 1), apart=apart)
+        cut(one, min(most, tiles - 1), apart=apart)
         for apart in (False, True)
         for one in placed
         if not one.by_stage
     ]
-    return [*staged, *placed]
+    tails = [found for one in staged for found in _with_tail(one)]
+    return [*staged, *tails, *placed]
+
+
+def _with_tail(region: TiledRegion) -> list[TiledRegion]:
+    """`region`, of some stages, with a tail of those from the first one on that changes ScalarE's
+    table of functions and has little of each tile, as what becomes of totals, if there is one."""
+    pairs = list(zip(region.instructions, region.stages, strict=True))
+    tables = sorted((s, table) for i, s in pairs if (table := table_of_call(i)))
+    changes = [b[0] for a, b in itertools.pairwise(tables) if a[1] != b[1] and a[0] < b[0]]
+    carried = region.carried()
+
+    def is_small(stage: int) -> bool:
+        values = [*carried[stage - 1], *(v for i, s in pairs if s >= stage for v in i.writes())]
+        sizes = [elements(v, region.geometry) for v in values]
+        nbytes = sum(v.dtype.itemsize * n for v, n in zip(values, sizes, strict=True))
+        is_little = _LITTLE * max(sizes, default=0) <= whole
+        return is_little and nbytes * region.geometry.tiles_of_core <= _MOST_OF_TAIL
+
+    whole = max(elements(v, region.geometry) for i in region.instructions for v in i.writes())
+    tail = next(filter(is_small, changes), 0)
+    return [dataclasses.replace(region, tail=tail)] if tail else []
 
 
 def ways_of_phases(region: TiledRegion) -> list[TiledRegion]:
