@@ -23,7 +23,7 @@ from trnx.simulator.errors import (
 from trnx.simulator.language.enums import Engine
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.language.tensor_view import Indirect
-from trnx.simulator.memory.storage import DMA_REACHABLE, SBUF, MemoryRegion
+from trnx.simulator.memory.storage import SBUF, MemoryRegion
 from trnx.simulator.memory.views import Shape, last_element
 
 if TYPE_CHECKING:
