@@ -111,3 +111,15 @@ def test_an_rms_norm_without_weights_of_special_values(region: Build, value: flo
     x = draw(3, 60_001)
     x[1, 5] = value
     region(lambda x: torch.ops.trnx.rms_norm.default(x, None, 1e-5), x).check(rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [0.1, 0.7, 1.3, 3.3])
+@pytest.mark.parametrize(("target", "worst"), [("trn1", 1e-6), ("trn2", 7e-7), ("trn3", 7e-7)])
+@pytest.mark.parametrize("shape", [(513,), (40001,), (31, 1000), (8, 65536)])
+def test_partitions_with_equal_sums_are_added_in_groups(
+    region: Build, shape: tuple[int, ...], target: str, worst: float, number: float
+) -> None:
+    # One after another, each of 128 additions would round in the same direction.
+    region(lambda x: aten.sum.default(x), torch.full(shape, number)).check(
+        target, rtol=worst, atol=0.0
+    )
