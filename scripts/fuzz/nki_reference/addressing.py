@@ -31,6 +31,7 @@ GATHERS = {
 SCATTERS = ("tensor_copy", "tensor_tensor", "tensor_scalar", "activation")
 GROUP = 16
 INDICES = ("int32", "uint32", "int16", "uint16")
+WIDE_INTEGERS = ("int32", "uint32")
 # SBUF bytes of a partition that manual tensors take at most: the others need room as well.
 MANUAL = 2**16
 BANK = 2048
@@ -46,10 +47,17 @@ def make_indirect(builder: ProgramBuilder, call: Call) -> None:
     engine = call.arguments.get("engine")
     if engine is not None and engine.name not in ("vector", "scalar", "unknown"):
         return
+    if call.name == "tensor_scalar" and _may_be_address_arithmetic(call):
+        return
     if call.name in GATHERS and builder.c.flag(60):
         _gather(builder, call, GATHERS[call.name])
     elif call.name in SCATTERS:
         _scatter(builder, call)
+
+
+def _may_be_address_arithmetic(call: Call) -> bool:
+    """Whether operands may make it arithmetic of 32-bit integers, which takes no indirection."""
+    return all(call.arguments[name].dtype in WIDE_INTEGERS for name in ("dst", "data"))
 
 
 def _fits(view: object) -> bool:
