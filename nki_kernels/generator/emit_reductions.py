@@ -19,6 +19,8 @@ from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 
+# Partitions of a product with ones where there are two: a tile of the array on all generations.
+_HALF = 64
 _IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
 
 
@@ -132,7 +134,7 @@ class ReductionEmitter(Emitter):
             ]
         if self._by_ones(combine):
             kept = self._product(self.across.free(self._source(combine))[1])
-            run = self._run(combine)
+            run = self._halves_of(combine) * self._run(combine)
             return [
                 f"{stem}_sums = []",
                 f"for left in range(0, {kept}, {BANK}):",
@@ -151,9 +153,18 @@ class ReductionEmitter(Emitter):
         ]
 
     def _run(self, combine: Instruction) -> int:
-        """How many groups of kept elements lie side by side in a bank."""
+        """How many groups of kept elements lie side by side in a bank, for each half."""
         reduced, kept = self.across.free(self._source(combine))
-        return max(1, min(BANK // self.across.size(kept), self.across.size(reduced)))
+        halves = self._halves_of(combine)
+        return max(1, min(BANK // (halves * self.across.size(kept)), self.across.size(reduced)))
+
+    def _halves_of(self, combine: Instruction) -> int:
+        """How many parts of the partitions of float32 numbers have products of their own, side by
+        side in the array: TensorE adds up the partitions of a product one after another."""
+        source = self._source(combine)
+        is_small = 2 * self.across.size(self.across.free(source)[1]) <= BANK
+        is_float = source.dtype is torch.float32
+        return 2 if is_float and is_small and self.full > _HALF else 1
 
     def _partial(self, instruction: Instruction) -> list[str]:
         """What a tile adds to its accumulator."""
@@ -173,8 +184,8 @@ class ReductionEmitter(Emitter):
 
     def _products(self, combine: Instruction, stem: str, source: Value) -> list[str]:
         reduced, kept = self.across.free(source)
-        ones = f"ones_{str(source.dtype)[6:]}"
         groups, width, run = self._product(reduced), self._product(kept), self._run(combine)
+        halves = self._halves_of(combine)
         name = self.name(source)
         kept_first = bool(kept) and self.axes(source) != reduced + kept
         shape = f"(p, {width}, {groups})" if kept_first else f"(p, {groups}, {width})"
@@ -183,22 +194,40 @@ class ReductionEmitter(Emitter):
         lines.append(f"    many = min({run}, {groups} - first)")
         lines.append(f"    for bank in range(len({stem}_sums)):")
         lines.append(f"        left = bank * {BANK}")
-        lines.append(f"        wide = {stem}_sums[bank].shape[1] // {run}")
+        lines.append(f"        wide = {stem}_sums[bank].shape[1] // {halves * run}")
         if kept_first:
-            lines.append(f"        goal = {stem}_sums[bank].reshape(({self.full}, wide, {run}))")
-            lines += [
-                "        goal = goal[:, :, 0:many]",
-                "        moving = flat[:, left : left + wide, first : first + many]",
-            ]
+            view = f"{stem}_sums[bank].reshape(({self.full}, wide, {halves * run}))"
+            moving = "flat[:, left : left + wide, first : first + many]"
         else:
-            lines.append(f"        goal = {stem}_sums[bank].reshape(({self.full}, {run}, wide))")
-            lines += [
-                "        goal = goal[:, 0:many]",
-                "        moving = flat[:, first : first + many, left : left + wide]",
-            ]
-        arguments = ["dst=goal", f"stationary={ones}[0:p]", "moving=moving"]
-        product = call("nisa.nc_matmul", [*arguments, "is_stationary_onezero=True"])
-        return [*lines, *indent(indent(product))]
+            view = f"{stem}_sums[bank].reshape(({self.full}, {halves * run}, wide))"
+            moving = "flat[:, first : first + many, left : left + wide]"
+        lines += [f"        goal = {view}", f"        moving = {moving}"]
+        return [*lines, *indent(indent(self._product_of(source, kept_first, halves, run)))]
+
+    def _product_of(self, source: Value, kept_first: bool, halves: int, run: int) -> list[str]:
+        """The product of `moving` with ones, or one for each half of its partitions."""
+        ones = f"ones_{str(source.dtype)[6:]}"
+        places = "goal[:, :, {0} : {0} + many]" if kept_first else "goal[:, {0} : {0} + many]"
+        if halves == 1:
+            operands = [f"stationary={ones}[0:p]", "moving=moving", "is_stationary_onezero=True"]
+            return call("nisa.nc_matmul", [f"dst={places.format(0)}", *operands])
+        lines = call(
+            "nisa.nc_matmul",
+            [
+                f"dst={places.format('place')}",
+                f"stationary={ones}[start:end]",
+                "moving=moving[start:end]",
+                "is_stationary_onezero=True",
+                "tile_position=(start, 0)",
+                f"tile_size=({_HALF}, 128)",
+            ],
+        )
+        return [
+            f"for start in range(0, p, {_HALF}):",
+            f"    end = min(start + {_HALF}, p)",
+            f"    place = start // {_HALF} * {run}",
+            *indent(lines),
+        ]
 
     def _in_place(self, combine: Instruction, data: Tile) -> list[str]:
         source = data.value

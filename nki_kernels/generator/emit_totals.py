@@ -234,7 +234,7 @@ class TotalEmitter(ReductionEmitter):
         )
 
     def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
-        source, run = self._source(combine), self._run(combine)
+        source, run = self._source(combine), self._halves_of(combine) * self._run(combine)
         reduced, kept = self.across.free(source)
         kept_first = bool(kept) and self.axes(source) != reduced + kept
         full = self.full

@@ -123,3 +123,14 @@ def test_partitions_with_equal_sums_are_added_in_groups(
     region(lambda x: aten.sum.default(x), torch.full(shape, number)).check(
         target, rtol=worst, atol=0.0
     )
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("shape", [(7, 4096), (3, 20000), (16, 16384), (2, 100, 700)])
+def test_products_add_up_halves_of_the_partitions(
+    region: Build, shape: tuple[int, ...], target: str
+) -> None:
+    dims = list(range(1, len(shape)))
+    x = draw(shape[0], *[1] * len(dims)).abs().expand(shape).contiguous()
+    made = region(lambda x: aten.sum.dim_IntList(x, dims, False), x)
+    made.check(target, rtol=1.2e-6, atol=0.0)
