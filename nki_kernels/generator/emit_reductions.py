@@ -24,6 +24,33 @@ _HALF = 64
 _IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
 
 
+def products_of_groups(
+    dst: str, stationary: str, moving: str, rows: object, size: object, onezero: str = "stationary"
+) -> list[str]:
+    """A product for each group of `size` of the partitions `0 .. rows` of `stationary` and
+    `moving`, side by side in the array. Of them `onezero` has the ones; `dst` depends on `start`.
+    """
+    arguments = [
+        f"dst={dst}",
+        f"stationary={_of_group(stationary)}",
+        f"moving={_of_group(moving)}",
+        f"is_{onezero}_onezero=True",
+        "tile_position=(start, 0)",
+        f"tile_size=({size}, 128)",
+    ]
+    return [
+        f"for start in range(0, {rows}, {size}):",
+        f"    end = min(start + {size}, {rows})",
+        *indent(call("nisa.nc_matmul", arguments)),
+    ]
+
+
+def _of_group(operand: str) -> str:
+    """The partitions of a group of `name` or of `name[:, ...]`."""
+    name, brackets, columns = operand.partition("[:")
+    return f"{name}[start:end{columns if brackets else ']'}"
+
+
 class ReductionEmitter(Emitter):
     """See the module's docstring."""
 
@@ -207,27 +234,13 @@ class ReductionEmitter(Emitter):
     def _product_of(self, source: Value, kept_first: bool, halves: int, run: int) -> list[str]:
         """The product of `moving` with ones, or one for each half of its partitions."""
         ones = f"ones_{str(source.dtype)[6:]}"
-        places = "goal[:, :, {0} : {0} + many]" if kept_first else "goal[:, {0} : {0} + many]"
-        if halves == 1:
-            operands = [f"stationary={ones}[0:p]", "moving=moving", "is_stationary_onezero=True"]
-            return call("nisa.nc_matmul", [f"dst={places.format(0)}", *operands])
-        lines = call(
-            "nisa.nc_matmul",
-            [
-                f"dst={places.format('place')}",
-                f"stationary={ones}[start:end]",
-                "moving=moving[start:end]",
-                "is_stationary_onezero=True",
-                "tile_position=(start, 0)",
-                f"tile_size=({_HALF}, 128)",
-            ],
-        )
-        return [
-            f"for start in range(0, p, {_HALF}):",
-            f"    end = min(start + {_HALF}, p)",
-            f"    place = start // {_HALF} * {run}",
-            *indent(lines),
-        ]
+        place = f"start // {_HALF} * {run}" if halves > 1 else "0"
+        columns = f"{place} : {place} + many"
+        goal = f"goal[:, :, {columns}]" if kept_first else f"goal[:, {columns}]"
+        if halves > 1:
+            return products_of_groups(goal, ones, "moving", "p", _HALF)
+        operands = [f"stationary={ones}[0:p]", "moving=moving", "is_stationary_onezero=True"]
+        return call("nisa.nc_matmul", [f"dst={goal}", *operands])
 
     def _in_place(self, combine: Instruction, data: Tile) -> list[str]:
         source = data.value

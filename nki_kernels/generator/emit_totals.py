@@ -17,7 +17,7 @@ import torch
 from trnx.nki_kernels.generator.across import BANK
 from trnx.nki_kernels.generator.emit import DTYPES, call
 from trnx.nki_kernels.generator.emit_calls import indent
-from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
+from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter, products_of_groups
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
@@ -27,12 +27,6 @@ from trnx.nki_kernels.generator.turned_totals import turned_total
 # Partitions that have a product of their own: as few as a tile of the array may have.
 _GROUP = 32
 _GROUP_OF = f"{2 * _GROUP} if nisa.get_nc_version() == nisa.nc_version.gen2 else {_GROUP}"
-
-
-def _of_group(operand: str) -> str:
-    """The partitions of a group of `name` or of `name[:, ...]`."""
-    name, brackets, columns = operand.partition("[:")
-    return f"{name}[first:last{columns if brackets else ']'}"
 
 
 class TotalEmitter(ReductionEmitter):
@@ -285,16 +279,11 @@ class TotalEmitter(ReductionEmitter):
                 ")",
             ]
         groups = f"({self.full} + group - 1) // group"
+        goal = f"{name}[:, :, start // group]"
         return [
             f"group = {_GROUP_OF}",
             f"{name} = nl.ndarray(({rows}, {columns}, {groups}), {kind})",
-            f"for first in range(0, {self.full}, group):",
-            f"    last = min(first + group, {self.full})",
-            "    nisa.nc_matmul(",
-            f"        dst={name}[:, :, first // group],",
-            f"        stationary={_of_group(stationary)}, moving={_of_group(moving)},",
-            f"        is_{onezero}_onezero=True, tile_position=(first, 0), tile_size=(group, 128),",
-            "    )",
+            *products_of_groups(goal, stationary, moving, self.full, "group", onezero),
         ]
 
     def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:
