@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, no compile cache, the `--slow` flag."""
+"""Shared by all tests: one thread, one seed, no compile cache, the `--slow` flag."""
 
 from __future__ import annotations
 
@@ -30,6 +30,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+# What a test draws without a seed of its own is the same in every run and order: as its module is
+# imported, in fixtures of modules and sessions, in its own fixtures and in its body.
+def pytest_collectstart() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
