@@ -4,8 +4,12 @@ of all steps and one `trnx::recurrent`.
 
 AOTAutograd would write every step out, thousands of nodes. A call stays as it is where torch has to
 raise its own error or `trnx::recurrent` does not mean the same: packed sequences, LSTMs with
-projections, dtypes other than float32, bfloat16 and float16 or more than one, no elements, and
-autocast, under which eager rounds some of a step's ops.
+projections, dtypes other than float32, bfloat16 and float16 or, without autocast, more than one,
+and no elements.
+
+Under autocast the weights are rounded as eager's products round them. LSTMs and nn.RNNs have their
+results in autocast's dtype and GRUs in that of their state, with which a step computes; what eager
+rounds within a step of a GRU is not rounded.
 
 Results lie in memory as eager's: steps, then the batch, whatever `batch_first` says.
 """
@@ -21,28 +25,39 @@ from torch import fx
 
 from trnx.fx_passes.metadata import EXAMPLE_VALUE
 from trnx.fx_passes.passes import Pass
-from trnx.fx_passes.rewrite import COMPUTED, is_transformed, plain_tensor
+from trnx.fx_passes.rewrite import COMPUTED, is_transformed, may_be_autocast, plain_tensor
 from trnx.fx_passes.symbolic import known_equal, same_number
 
 Tensors = Sequence[torch.Tensor]
 
 
 def _direction(
-    x: torch.Tensor, parameters: Tensors, state: Tensors, cell: str, reverse: bool
+    x: torch.Tensor,
+    parameters: Tensors,
+    state: Tensors,
+    cell: str,
+    reverse: bool,
+    lower: torch.dtype | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """One direction of a layer of inputs [K, T, B]: hidden states [H, T, B], the last states
-    [B, H]."""
-    of_inputs, of_state = parameters[:2]
-    biases = parameters[2:] or (None, None)
+    [B, H]. `lower` is the dtype of products under autocast."""
+    working = state[0].dtype
+    of_inputs = parameters[0]
+    of_state, *biases = (one.to(lower or working).to(working) for one in parameters[1:])
     steps, batch = x.shape[1:]
     columns = x.permute(1, 2, 0).flatten(0, 1)
-    gates = F.linear(of_inputs, columns).view(of_inputs.shape[0], steps, batch)
+    gates = F.linear(of_inputs, columns).to(working).view(of_inputs.shape[0], steps, batch)
     cells = state[1] if len(state) > 1 else None
     out, c_n, _, _ = torch.ops.trnx.recurrent(
-        gates, of_state, *biases, state[0], cells, cell, reverse
+        gates, of_state, *(biases or (None, None)), state[0], cells, cell, reverse
     )
     last = [out[:, 0 if reverse else -1].t()]
     return out, last if cells is None else [*last, c_n.t()]
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    """The dtype of products under autocast; None without autocast."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _dropped(x: torch.Tensor, p: float) -> torch.Tensor:
@@ -63,6 +78,10 @@ def _network(
     batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
     """All layers, with torch's arguments and results; `states` are hx or (hx, cx)."""
+    lower = _autocast_dtype(input.device.type)
+    if lower is not None:
+        working = torch.promote_types(states[0].dtype, lower) if cell == "gru" else lower
+        states = [state.to(working) for state in states]
     x = input.permute(2, 1, 0) if batch_first else input.permute(2, 0, 1)
     directions, count = (2 if bidirectional else 1), (4 if has_biases else 2)
     last: list[list[torch.Tensor]] = []
@@ -72,7 +91,7 @@ def _network(
             place = layer * directions + side
             own = params[place * count : (place + 1) * count]
             state = [s[place] for s in states]
-            out, final = _direction(x, own, state, cell, side == 1)
+            out, final = _direction(x, own, state, cell, side == 1, lower)
             outs.append(out)
             last.append(final)
         x = torch.cat(outs) if bidirectional else outs[0]
@@ -114,7 +133,8 @@ _ARGUMENTS = 9
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether the call is one of dense sequences, of the sizes that its arguments promise."""
+    """Whether the call is one of dense sequences, of the sizes that its arguments promise, and of
+    one dtype unless it may be under autocast."""
     if len(node.args) != _ARGUMENTS or node.kwargs or not isinstance(node.args[2], (list, tuple)):
         return False
     arguments: Any = node.args
@@ -127,10 +147,8 @@ def _is_plain(node: fx.Node) -> bool:
     if any(t is None or known_equal(t.numel(), 0) for t in tensors):
         return False
     known = [t for t in tensors if t is not None]
-    if torch.is_autocast_enabled(known[0].device.type):
-        return False
-    dtype = known[0].dtype
-    if dtype not in COMPUTED or any(t.dtype != dtype for t in known) or _result(node) != dtype:
+    dtypes = {*(t.dtype for t in known), _result(node)}
+    if not dtypes <= set(COMPUTED) or (len(dtypes) > 1 and not may_be_autocast(node.graph)):
         return False
     if known[0].ndim != 3 or (is_lstm and not same_number(known[1].shape[2], known[2].shape[2])):
         return False
@@ -143,20 +161,14 @@ def _result(node: fx.Node) -> torch.dtype | None:
     return value[0].dtype if isinstance(value, (list, tuple)) else None
 
 
-def _has_autocast(graph: fx.Graph) -> bool:
-    """Whether a part of the graph runs under autocast."""
-    return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
-
-
 def _run(gm: fx.GraphModule) -> fx.GraphModule:
     for module in gm.modules():
         if not isinstance(module, fx.GraphModule) or is_transformed(module.graph):
             continue
-        if not _has_autocast(module.graph):
-            for node in module.graph.nodes:
-                if node.op == "call_function" and node.target in _EXPANDED and _is_plain(node):
-                    node.target = _EXPANDED[node.target]
-            module.recompile()
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node.target in _EXPANDED and _is_plain(node):
+                node.target = _EXPANDED[node.target]
+        module.recompile()
     return gm
 
 

@@ -24,7 +24,7 @@ from torch import fx
 from trnx.fx_passes.list_calls import PREFIX, SINGLE
 from trnx.fx_passes.metadata import EXAMPLE_VALUE, copied_meta
 from trnx.fx_passes.passes import Pass
-from trnx.fx_passes.rewrite import is_transformed, plain_tensor
+from trnx.fx_passes.rewrite import is_transformed, may_be_autocast, plain_tensor
 from trnx.fx_passes.symbolic import is_symbolic
 from trnx.nki_kernels.list_ops import Layout, ListProgram, Place, Step, register
 
@@ -83,14 +83,7 @@ GROUP_LISTS = Pass("group_lists", _run)
 
 def _is_special(graph: fx.Graph) -> bool:
     """Whether ops may mean something else than what they compute of plain tensors."""
-    values = (node.meta.get(EXAMPLE_VALUE) for node in graph.nodes)
-    devices = {value.device.type for value in values if isinstance(value, torch.Tensor)}
-    return (
-        is_transformed(graph)
-        or torch.is_inference_mode_enabled()
-        or any(map(torch.is_autocast_enabled, devices))
-        or any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
-    )
+    return is_transformed(graph) or torch.is_inference_mode_enabled() or may_be_autocast(graph)
 
 
 class _Stretch:

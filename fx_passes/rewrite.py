@@ -55,6 +55,15 @@ def is_transformed(graph: fx.Graph) -> bool:
     )
 
 
+def may_be_autocast(graph: fx.Graph) -> bool:
+    """Whether the graph, or a part of it, runs under autocast."""
+    values = (node.meta.get(EXAMPLE_VALUE) for node in graph.nodes)
+    devices = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    return any(map(torch.is_autocast_enabled, devices)) or any(
+        getattr(node.target, "__name__", "") == "_enter_autocast" for node in graph.nodes
+    )
+
+
 def _rewrite_graph(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         rule = _RULES.get(node.target) if node.op == "call_function" else None

@@ -3,6 +3,7 @@ and strides; torch's setting `allow_rnn` is on."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -245,10 +246,12 @@ def test_packed_sequences_equal_eager() -> None:
         assert_same(ours, function(x, lengths), rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("inside", [False, True])
-def test_under_autocast_equals_eager(cell: str, inside: bool) -> None:
-    rnn = layer(cell, 6, 9)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast_equals_eager(cell: str, inside: bool, dtype: torch.dtype) -> None:
+    rnn = layer(cell, 6, 9, num_layers=2, bidirectional=True)
+    exact = copy.deepcopy(rnn).double()
 
     def function(x: torch.Tensor) -> Any:
         if not inside:
@@ -256,14 +259,23 @@ def test_under_autocast_equals_eager(cell: str, inside: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return rnn(x)
 
-    x = draw(4, 2, 6)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not inside):
-        if not (theirs := _unless_unsupported(function, x)):
-            with pytest.raises(RuntimeError, match="primitive descriptor"):
-                torch.compile(function, backend="trnx")(x)
-            return
-        ours = torch.compile(function, backend="trnx")(x)
-    assert_same(ours, theirs, rtol=2e-2, atol=2e-2)
+    def with_gradients(called: Any, x: torch.Tensor, rnn: nn.Module) -> list[torch.Tensor]:
+        results = called(x)
+        leaves = [leaf.detach() for leaf in tree_leaves(results)]
+        return [*leaves, *gradients(results, list(rnn.parameters()))]
+
+    x = draw(4, 3, 6).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        ours = with_gradients(compiled(function), x, rnn)
+        theirs = _unless_unsupported(with_gradients, function, x, rnn)
+    references = with_gradients(exact, x.double(), exact)
+    for a, b, reference in zip(ours, theirs or ours, references, strict=True):
+        assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+        # Two roundings of the largest value.
+        limit = 2**-7 * max(1, float(reference.abs().max()))
+        if theirs:
+            limit = max(2 * float((b - reference).abs().max()), limit)
+        assert (a - reference).abs().max() <= limit
 
 
 def _unless_unsupported(function: Callable[..., Any], *args: Any) -> Any:
