@@ -3,7 +3,8 @@
 
 `cpu_simulate(kernel)[lnc](**inputs)` runs a kernel as `lnc` programs with all checks on. The target
 is the generation that `NKI_NC_VERSION` names (gen2, gen3, gen4), gen3 without it. The caller's
-arrays are left as they are: what a kernel writes into an argument is in the results alone.
+arrays are left as they are: what a kernel writes into an argument is in the results alone. Within
+`nki_runtime.warning_of(names)` these checks warn.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from trnx.simulator.frontend import neuron_dtypes
 from trnx.simulator.frontend.nki_modules import make_module, nki_modules
+from trnx.simulator.frontend.nki_runtime import asked_warnings
 from trnx.simulator.frontend.tracing import simulate
 from trnx.simulator.hardware import hardware
 from trnx.simulator.memory.dtypes import DTYPES
@@ -42,8 +44,11 @@ class CpuSimulation:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         generation = os.environ.get("NKI_NC_VERSION", "").strip() or _DEFAULT_GENERATION
-        run = simulate(self._kernel, hardware(generation).target, self._programs, borrow=True)
-        return run(*args, **kwargs)
+        target = hardware(generation).target
+        warn = asked_warnings()
+        return simulate(self._kernel, target, self._programs, warn=warn, borrow=True)(
+            *args, **kwargs
+        )
 
 
 def install_cpu_simulator() -> None:

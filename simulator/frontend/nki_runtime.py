@@ -48,6 +48,11 @@ def warning_of(checks: Collection[str]) -> Iterator[None]:
         _WARN.reset(token)
 
 
+def asked_warnings() -> frozenset[str]:
+    """The names that `warning_of` gives the block."""
+    return _WARN.get()
+
+
 def simulate(kernel: Any) -> Callable[..., Any]:
     """`nki.simulate(kernel)(*args)`: numpy or torch in, the same kind out; numpy where no argument
     is a tensor, as AWS's own gives (SDK/nki/guides/nki_simulator.rst, How It Works).
@@ -58,7 +63,7 @@ def simulate(kernel: Any) -> Callable[..., Any]:
         chosen_target(kernel),
         values=True,
         passing=Passing.dense,
-        warn=_WARN.get(),
+        warn=asked_warnings(),
         makes_numpy=True,
     )
 

@@ -22,51 +22,10 @@ class KnownFailure:
     evidence: str
 
 
-def _capacity(memory: str, kernel: str) -> str:
-    """The check of capacity where the largest live tensor of `memory` is of `kernel`, which is
-    "file.py:function".
-    """
-    file, _, function = kernel.partition(":")
-    return (
-        rf"InferenceException: \[capacity\] \d+ bytes per partition of {memory} are live at once"
-        rf"[^:]*Live, largest first:\s+\d+ bytes  instructions \d+ to \d+  tensor of "
-        rf"\S+/{re.escape(file)}:\d+ in {function}\n.*"
-    )
-
-
 _TESTS = "test/integration/nkilib/core"
-_SPILLS = (
-    "SDK memory-hierarchy-overview.rst: the device's compiler moves instructions and spills to "
-    "HBM; the simulator counts what is live in program order"
-)
-
 _ROUTER = "test_moe_block_tkg.py::TestMoEBlockTkgKernel::test_moe_block_kernel_model"
 
 KNOWN_FAILURES = (
-    KnownFailure(
-        rf"{_TESTS}/output_projection/test_output_proj_tkg\.py::\w+::test_output_proj_tkg_\w+\[.*\]",
-        _capacity("sbuf", "output_projection_tkg.py:_output_projection_tkg_impl"),
-        "ours",
-        "the kernel loads the weights of all products before the first one",
-        _SPILLS,
-    ),
-    KnownFailure(
-        rf"{_TESTS}/moe/moe_cte/test_moe_cte(_unified)?\.py::\w+::"
-        r"(test_moe_blockwise_mm_kernel_lnc2|test_moe_cte_unified)\[.*\]",
-        _capacity(
-            "psum", "bwmm_shard_on_I.py:compute_gate_and_up_projections_shard_on_intermediate"
-        ),
-        "ours",
-        "the kernel fills more PSUM tiles than there are banks before it drains the first",
-        _SPILLS,
-    ),
-    KnownFailure(
-        rf"{_TESTS}/moe/moe_cte/test_moe_cte\.py::\w+::test_moe_blockwise_mm_kernel_lnc2\[.*\]",
-        _capacity("sbuf", "bwmm_shard_on_block.py:bwmm_shard_on_block"),
-        "ours",
-        "the kernel keeps the hidden states of all tiles of several blocks at once",
-        _SPILLS,
-    ),
     KnownFailure(
         rf"{_TESTS}/moe_block/{re.escape(_ROUTER)}\[MODEL_WIP_GENERALITY_ln-2_ae-1_"
         r"ba-(256|512)_sq-4_hi-4096_ha-None_im-\d+_ge-128_le-\d+_tk-8_rf-1_af-0_sm-1_"

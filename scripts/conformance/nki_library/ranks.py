@@ -30,12 +30,16 @@ def simulate_on_ranks(orchestrator: Any, case: Any, folder: str) -> str:
     ranks = case.inference_args.collective_ranks
     target = hardware(case.compiler_input.platform_target.get_nc_gen()).target
     given = [_inputs(case, rank) for rank in range(ranks)]
-    run = simulate_ranks(
-        case.kernel_func, ranks, target, grid=case.compiler_input.logical_nc_config, borrow=True
-    )
+    grid = case.compiler_input.logical_nc_config
+
+    def run(warn: tuple[str, ...]) -> list[Any]:
+        return simulate_ranks(case.kernel_func, ranks, target, grid=grid, warn=warn, borrow=True)(
+            given
+        )
+
     # What all ranks are given is one input.
     inputs = {id(value): value for own in given for value in own.values()}
-    results = measured(inputs.values(), lambda: run(given))
+    results = measured(inputs.values(), run)
     path = os.path.join(orchestrator.fs_config.artifacts_output_directory_path, folder)
     for rank in range(ranks):
         # Dropped before the golden values of the next rank are made.

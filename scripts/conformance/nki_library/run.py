@@ -4,7 +4,9 @@ From a checkout of nki-library this makes a scratch copy, repairs there what `pa
 collects the cases for `--target`, runs them in processes of their own, each case within a limit of
 time and memory, and prints a table for each file of the suite. The columns:
 
-* passed; skipped (by the suite itself); not for the target, or in need of the device's compiler;
+* passed; passed, spills: SBUF or PSUM is full in program order, and the case ran once more with a
+  warning of it, as the device's compiler moves the rest to HBM;
+* skipped (by the suite itself); not for the target, or in need of the device's compiler;
 * failed, or a known failure: one that a row of `known_failures.py` states, to the message;
 * no verdict: memory (inputs over 2 GiB, or the suite's own inputs and golden values need more than
   a case may have), no verdict: time (they take all of a case's time) and no verdict: killed (by the
@@ -29,7 +31,8 @@ the I-th of N parts of the choice: several may share a folder. The tables and th
 about the part, results that were kept included. `report_folder.py` writes docs/nki_library.md from
 such a folder.
 
-Exit status 0 if and only if at least 98.5 % of the cases with a verdict passed, every failure is a
+Exit status 0 if and only if at least 98.5 % of the cases with a verdict passed (with spills or
+without), every failure is a
 known one, no passing case had a finding, every file of the suite was imported and every patch fits
 the checkout.
 """

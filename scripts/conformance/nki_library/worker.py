@@ -29,7 +29,8 @@ from stand_ins import install_stand_ins, name_packed_types
 from suite import MAX_INPUT_BYTES, NOT_FOR_TARGET, TOO_LARGE
 
 from trnx.simulator import install, install_cpu_simulator, simulate
-from trnx.simulator.errors import FindingWarning
+from trnx.simulator.errors import CapacityError, FindingWarning
+from trnx.simulator.frontend.nki_runtime import warning_of
 from trnx.simulator.isa.mx import scales_before_0_5
 
 # Of the cases that the suite draws as its files are imported: with values from other seeds, its
@@ -91,12 +92,19 @@ class _Measured:
         return _Measured(self._simulation[programs])
 
     def __call__(self, **inputs: Any) -> Any:
-        return measured(inputs.values(), lambda: self._simulation(**inputs))
+        def run(warn: tuple[str, ...]) -> Any:
+            with warning_of(warn):
+                return self._simulation(**inputs)
+
+        return measured(inputs.values(), run)
 
 
-def measured(inputs: Iterable[Any], simulate: Callable[[], Any]) -> Any:
-    """`simulate()`, unless the inputs are over the limit; notes that it began, that it goes on, and
-    its time.
+def measured(inputs: Iterable[Any], simulate: Callable[[tuple[str, ...]], Any]) -> Any:
+    """`simulate(warn)`, unless the inputs are over the limit; notes that it began, that it goes on,
+    and its time.
+
+    What does not fit on the chip in program order runs once more with a warning: the device's
+    compiler moves the rest to HBM (SDK/nki/get-started/about/memory-hierarchy-overview.rst).
     """
     size = sum(value.nbytes for value in inputs if isinstance(value, np.ndarray))
     _current["input_bytes"] = size
@@ -107,7 +115,11 @@ def measured(inputs: Iterable[Any], simulate: Callable[[], Any]) -> Any:
     try:
         # The snapshot is older than NKI 0.5, and so are its golden values.
         with scales_before_0_5():
-            result = simulate()
+            try:
+                result = simulate(())
+            except CapacityError as error:
+                _current["spills"] = str(error)[:2000]
+                result = simulate(("capacity",))
     finally:
         _current["simulation"] = round(time.perf_counter() - start, 3)
     _current["simulating"] = False
