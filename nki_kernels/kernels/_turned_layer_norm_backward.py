@@ -83,13 +83,13 @@ def turned_layer_norm_backward_kernel(
     first, last = share_of(rows, cores)
     starts = _tapered(tiles_of(first, last, fold))
     sums = new_sums(columns)
-    if len(starts) == 0:
-        keep_both(results, sums)
-    else:
+    if len(starts) > 0:
         work = _new_work(starts, weight, sums, on_scalar, on_vector)
         repairs = _differentiate(t, weight, results, work)
         for _ in nl.dynamic_range(repairs):
             gradients_of_rows(t.x, t.grad, t.mean, t.rstd, weight, t.dx, results, first, last)
+    elif cores > 1:
+        keep_both(results, sums)
     join_parts(results, cores)
     return dx, results.weight, results.bias
 

@@ -58,7 +58,7 @@ _ON_VECTOR_OF_FEW = 96
 # Where products turn the gradient: of rows up to so many columns, the elements of a core from which
 # on that is faster, and the percent of the turned blocks that ScalarE copies, and of the results
 # whose lines VectorE adds, by schedule.
-_TURNED = ((1024, 4 << 20, (0, 25)), (4096, 2 << 20, (12, 38)))
+_TURNED = ((1024, 2 << 20, (0, 25)), (4096, 1 << 20, (12, 38)))
 _CHUNK = 3072  # elements of a partition of a chunk
 _LEAST_COLUMNS, _MOST_COLUMNS = 512, 4096  # PSUM has room for the sums of so many
 _MOST_ROWS = 1 << 16  # of a core; SBUF keeps the sums of all

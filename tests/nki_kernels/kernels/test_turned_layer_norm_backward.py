@@ -141,6 +141,16 @@ def test_both_cores_give_the_same(target: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-5)
 
 
+def test_the_first_of_both_cores_gives_the_same() -> None:
+    """The other one, without rows, stores nothing."""
+    values = values_of(*usual(5503, 768))
+    launch = launched(values, "trn2").on(2, 1)
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", grid=2)
+    results = program.run([values[n] for n in launch.tensor_names])
+    for found, wanted in zip(results, run(values), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def profiled(rows: int, columns: int, target: str = "trn2") -> Profile:
     launch = launched(values_of(*usual(rows, columns)), target)
     program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
@@ -152,6 +162,14 @@ def profiled(rows: int, columns: int, target: str = "trn2") -> Profile:
 def test_all_engines_have_work(rows: int, columns: int, least: float) -> None:
     """Each is busy for nearly as long as HBM is."""
     assert profiled(rows, columns).mbu > least
+
+
+def test_both_cores_take_less_than_two_thirds_of_the_time() -> None:
+    """The sums over rows are exchanged behind the last ones."""
+    launch = launched(values_of(*usual(8192, 768)), "trn2").on(2, 2)
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", grid=2, values=False)
+    both = profile_program(program, hardware("trn2"), launch.unknown_trips)
+    assert both.total_seconds < 0.65 * profiled(8192, 768).total_seconds
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1 << 16, 512), (4224, 4096)])
