@@ -146,7 +146,7 @@ def _differentiate(t: Tensors, weight: nl.NkiTensor, results: Gradients, work: W
             fill_blocks(work.parameters)
         if number == count:
             keep_both(results, work.sums)
-        if number == count + 1:
+        if number == count + LAG - 1:
             repairs = repairs_of(_good(work.totals), column_of_ones())
     return repairs
 

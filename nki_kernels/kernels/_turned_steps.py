@@ -34,6 +34,7 @@ LAG = 3  # steps from the load of a chunk to its result
 _NARROW = 1024  # columns of a row that engines need not take turns in
 _PART = 512  # columns of the others that they do at a turn
 SPAN = 1024  # columns of an instruction that need not wait for others, in a bank of PSUM
+_TOGETHER = 4  # rows of a partition that follow each other in the sums over rows
 
 
 class Work(NamedTuple):
@@ -171,8 +172,8 @@ def _sum_rows(work: Work, step: Step, place: Place) -> None:
         return
     chunk, r = step.summed[0], place.row
     total_turned(step.bank[0], chunk, work.parameters, r, _span_at(place, place.width))
-    is_due = r % 2 == 1 or r + 1 == chunk.x.shape[1]
-    first = r - r % 2
+    is_due = (r + 1) % _TOGETHER == 0 or r + 1 == chunk.x.shape[1]
+    first = r - r % _TOGETHER
     if place.parts > 1:
         is_due, first = place.part == place.parts // 2, r
     if is_due:
