@@ -1,8 +1,9 @@
 """Sums of rows over all tiles, by TensorE: the gradients of the weight and the bias of a norm.
 
-The rows move, so that those of float32 need not be loaded as weights, a column of factors stands
+The rows move, so that those of float32 need not be loaded as weights, columns of factors stand
 still. As that uses few columns of TensorE's array, four products run side by side, each with a
-quarter of the columns of the rows: partitions `32 * q ..` of the sums hold quarter q, all the same.
+quarter of the columns of the rows: partition `32 * q` of the sums holds those of quarter q, and the
+partitions behind it those for further columns of factors.
 """
 
 from __future__ import annotations
@@ -15,96 +16,113 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._cores import is_first, is_last, sum_of_parts
 from trnx.nki_kernels.kernels._rows import store_late
 
-QUARTERS = 4  # of TensorE's array
-WIDTH = 32  # columns of one, and partitions that hold the same sums
+_QUARTERS = 4  # of TensorE's array
+_WIDTH = 32  # columns of one
 
 
-class ColumnSums(NamedTuple):
-    """`weight` and `bias[128, columns / 4]` in PSUM; `ones[128, 32]` in the dtype of the gradient;
-    `parts` is where programs that share the work exchange their sums, None where there is one."""
+class Gradients(NamedTuple):
+    """HBM: the results `[columns]`; `parts[cores, 4, 2, columns / 4]` in float32 is where programs
+    that share the work exchange their sums, None where there is one."""
 
     weight: nl.NkiTensor
     bias: nl.NkiTensor
-    ones: nl.NkiTensor
     parts: nl.NkiTensor | None
 
 
-def new_column_sums(columns: int, dtype: str, cores: int) -> ColumnSums:
-    """Of rows of `columns`, a multiple of 128; empty."""
-    pmax = nl.tile_size.pmax
-    size = columns // QUARTERS
-    sums = []  # type: list[nl.NkiTensor]
-    for _ in range(2):
-        sums.append(nl.ndarray((pmax, size), dtype=nl.float32, buffer=nl.psum))
-    ones = nl.ndarray((pmax, WIDTH), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
+def new_gradients(weight: nl.NkiTensor, cores: int) -> Gradients:
+    """Of a weight and a bias of one shape and dtype; not filled."""
+    dweight = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
+    dbias = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
     parts = None
     if cores > 1:
-        shape = (cores, QUARTERS, 2 * size)
+        shape = (cores, _QUARTERS, 2, weight.size // _QUARTERS)
         parts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
-    return ColumnSums(sums[0], sums[1], ones, parts)
+    return Gradients(dweight, dbias, parts)
+
+
+def new_sums(columns: int) -> nl.NkiTensor:
+    """`[128, columns / 4]` in PSUM, zeros; `columns` is a multiple of 128."""
+    shape = (nl.tile_size.pmax, columns // _QUARTERS)
+    sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.memset(dst=sums, value=0.0, engine=nisa.engine.vector)
+    return sums
+
+
+def ones_of(columns: int, dtype: str) -> nl.NkiTensor:
+    """`[128, columns]`: the last column ones, zeros before it."""
+    ones = nl.ndarray((nl.tile_size.pmax, columns), dtype=dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=0.0, engine=nisa.engine.gpsimd)
+    nisa.memset(dst=ones[:, columns - 1 : columns], value=1.0, engine=nisa.engine.gpsimd)
+    return ones
 
 
 def add_columns(
     sums: nl.NkiTensor, rows: nl.NkiTensor, factors: nl.NkiTensor, is_started: bool
 ) -> None:
-    """sums += the sums of `rows[partitions, columns]` times `factors[partitions, 32]`."""
+    """sums += those of `rows[partitions, columns]` times each column of `factors[partitions, n]`:
+    the first n partitions of each quarter."""
     pmax = nl.tile_size.pmax
-    size = sums.shape[1]
+    size, kinds = sums.shape[1], factors.shape[1]
     limit = nl.tile_size.psum_bank_fmax
     for start in range(0, size, limit):
         end = min(size, start + limit)
-        for quarter in range(QUARTERS):
-            first = quarter * WIDTH
+        for quarter in range(_QUARTERS):
+            first = quarter * _WIDTH
             nisa.nc_matmul(
-                dst=sums[first : first + WIDTH, start:end], stationary=factors,
+                dst=sums[first : first + kinds, start:end], stationary=factors,
                 moving=rows[:, quarter * size + start : quarter * size + end],
-                accumulate=is_started, tile_position=(0, first), tile_size=(pmax, WIDTH),
+                accumulate=is_started, tile_position=(0, first), tile_size=(pmax, _WIDTH),
             )  # fmt: skip
 
 
-def exchange_column_sums(sums: ColumnSums, is_empty: bool) -> None:
-    """This program's sums, zeros if it has no rows, to its part, and a barrier, of TensorE, which
-    has nothing else to do then."""
-    if sums.parts is None:
+def keep_both(results: Gradients, sums: nl.NkiTensor) -> None:
+    """For the weight the first partition of each quarter, for the bias the second one: the results,
+    or this program's part of them."""
+    copy = _copy_of(sums, results)
+    _keep(results, copy, 0, 0)
+    _keep(results, copy, 1, 1)
+
+
+def keep_each(results: Gradients, weight: nl.NkiTensor, bias: nl.NkiTensor) -> None:
+    """The same from the first partitions of two sums."""
+    _keep(results, _copy_of(weight, results), 0, 0)
+    _keep(results, _copy_of(bias, results), 1, 0)
+
+
+def join_parts(results: Gradients, cores: int) -> None:
+    """Behind a barrier of the programs, each of which has kept its part."""
+    if results.parts is None:
         return
-    pmax, size = sums.weight.shape
-    own = nl.ndarray((pmax, 2, size), dtype=nl.float32, buffer=nl.sbuf)
-    if is_empty:
-        nisa.memset(dst=own, value=0.0)
-    else:
-        nisa.tensor_copy(dst=own[:, 0], src=sums.weight)
-        nisa.tensor_copy(dst=own[:, 1], src=sums.bias, engine=nisa.engine.scalar)
-    flat = own.reshape((pmax, 2 * size))
-    target = sums.parts[nl.program_id(0)]
-    for quarter in range(QUARTERS):
-        first = quarter * WIDTH
-        store_late(target[quarter : quarter + 1], flat[first : first + 1])
-    nisa.core_barrier(sums.parts, (0, 1), engine=nisa.engine.tensor)
-
-
-def store_column_sums(
-    dweight: nl.NkiTensor, dbias: nl.NkiTensor, sums: ColumnSums, cores: int
-) -> None:
-    """The gradients: of all programs where they have exchanged their sums."""
-    size = sums.weight.shape[1]
-    weight, bias = sums.weight, sums.bias
-    if sums.parts is not None:
-        total = sum_of_parts(sums.parts)
-        weight, bias = total[:, 0:size], total[:, size : 2 * size]
+    nisa.core_barrier(results.parts, (0, 1), engine=nisa.engine.tensor)
+    size = results.parts.shape[3]
+    total = sum_of_parts(results.parts.reshape((cores, _QUARTERS, 2 * size)))
     if is_first():
-        _store(dweight, weight)
+        _store(results.weight, total[:, 0:size])
     if is_last(cores):
-        _store(dbias, bias)
+        _store(results.bias, total[:, size : 2 * size])
 
 
-def _store(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
-    """Each quarter from the first partition that holds it."""
-    partitions, size = sums.shape
-    rounded = nl.ndarray(sums.shape, dtype=dst.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=rounded, src=sums)
-    step = partitions // QUARTERS
-    target = dst.reshape((QUARTERS, size))
-    for quarter in range(QUARTERS):
-        first = quarter * step
-        store_late(target[quarter : quarter + 1], rounded[first : first + 1])
+def _copy_of(sums: nl.NkiTensor, results: Gradients) -> nl.NkiTensor:
+    """In the dtype in which they are kept."""
+    dtype = results.weight.dtype if results.parts is None else nl.float32
+    copy = nl.ndarray(sums.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=copy, src=sums)
+    return copy
+
+
+def _keep(results: Gradients, copy: nl.NkiTensor, kind: int, at: int) -> None:
+    """The sums of one kind, which is 0 for the weight, from partition `at` of each quarter."""
+    target = results.weight.reshape((_QUARTERS, copy.shape[1]))
+    if results.parts is not None:
+        target = results.parts[nl.program_id(0), :, kind]
+    elif kind == 1:
+        target = results.bias.reshape((_QUARTERS, copy.shape[1]))
+    for quarter in range(_QUARTERS):
+        first = quarter * _WIDTH + at
+        store_late(target[quarter : quarter + 1], copy[first : first + 1])
+
+
+def _store(dst: nl.NkiTensor, total: nl.NkiTensor) -> None:
+    rounded = nl.ndarray(total.shape, dtype=dst.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=rounded, src=total)
+    store_late(dst.reshape(total.shape), rounded)

@@ -10,6 +10,13 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._column_sums import (
+    Gradients,
+    add_columns,
+    keep_each,
+    new_sums,
+    ones_of,
+)
 from trnx.nki_kernels.kernels._rows import load_aside, load_vector
 
 # Tiles whose means and rstds one DMA loads: 256 bytes of a partition each.
@@ -216,22 +223,29 @@ def gradients_of_rows(
     rstd: nl.NkiTensor,
     weight: nl.NkiTensor,
     dx: nl.NkiTensor,
+    results: Gradients,
     first: int,
     last: int,
 ) -> None:
-    """Rows `first .. last` of dx by themselves, one tile behind the other: x, the gradient and dx
-    are `[rows, columns]`, mean and rstd `[rows]`."""
+    """Rows `first .. last` of dx by themselves, one tile behind the other, and the sums over them:
+    x, the gradient and dx are `[rows, columns]`, mean and rstd `[rows]`; columns a multiple of
+    128."""
     pmax = nl.tile_size.pmax
     columns = x.shape[1]
     source = Source(mean, rstd, columns, False, [])
-    weights = load_vector(weight)
+    weights, ones = load_vector(weight), ones_of(1, grad.dtype)
+    weight_sums, bias_sums = new_sums(columns), new_sums(columns)
     for start in range(first, last, pmax):
         end = min(last, start + pmax)
         rows = statistics_of(source, start, end, last)
-        tile = begin(load_tile(x[start:end]), load_tile(grad[start:end]), weights, rows)
+        gradient = load_tile(grad[start:end])
+        tile = begin(load_tile(x[start:end]), gradient, weights, rows)
+        add_columns(bias_sums, gradient, ones[0 : end - start], start > first)
+        add_columns(weight_sums, tile.product, rows.rstd, start > first)
         totals = nl.ndarray((end - start, 2), dtype=nl.float32, buffer=nl.sbuf)
         sum_up(totals[:, 0:1], tile.weighted)
         line = weigh(tile.product, weights, 100)
         sum_up(totals[:, 1:2], line)
         line_of(line, tile, totals)
         finish(dx, start, tile, line)
+    keep_each(results, weight_sums, bias_sums)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
@@ -20,9 +20,11 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
+from trnx.nki_kernels.kernels._block_sums import add_up, exchange_sums, store_sums
 from trnx.nki_kernels.kernels._cores import is_first, is_last, share_of, sum_of_parts
 from trnx.nki_kernels.kernels._layer_norm_gradients import (
     Source,
+    Tile,
     begin,
     begin_line,
     end_line,
@@ -34,7 +36,7 @@ from trnx.nki_kernels.kernels._layer_norm_gradients import (
     sum_up,
     weigh,
 )
-from trnx.nki_kernels.kernels._rows import load_vector, run_of, store_late
+from trnx.nki_kernels.kernels._rows import load_vector, run_of
 from trnx.nki_kernels.kernels._turned_layer_norm_backward import turned_layer_norm_backward_kernel
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -54,13 +56,35 @@ _FEW = 4
 _ON_VECTOR = 46
 _ON_VECTOR_OF_FEW = 96
 # Where products turn the gradient: of rows up to so many columns, the elements of a core from which
-# on that is faster, and the percent of the turned blocks that ScalarE copies, and of the columns
-# whose sums it takes, by schedule.
-_TURNED = ((1024, 4 << 20, (70, 30)), (4096, 2 << 20, (100, 10)))
+# on that is faster, and the percent of the turned blocks that ScalarE copies, and of the results
+# whose lines VectorE adds, by schedule.
+_TURNED = ((1024, 2 << 20, (0, 25)), (4096, 1 << 20, (12, 38)))
 _CHUNK = 3072  # elements of a partition of a chunk
 _LEAST_COLUMNS, _MOST_COLUMNS = 512, 4096  # PSUM has room for the sums of so many
 _MOST_ROWS = 1 << 16  # of a core; SBUF keeps the sums of all
 aten = torch.ops.aten
+
+
+class Work(NamedTuple):
+    """HBM: x and the gradient `[rows, columns]`, of which rows `first .. last` are this program's,
+    dx as it was given, `parts` to exchange sums by, None where one program does all. The sums over
+    rows are `[128, blocks]` in PSUM. Of each tile so far: itself, the sums of its rows, the
+    products that become its line. `weights` is empty at first."""
+
+    x: nl.NkiTensor
+    grad: nl.NkiTensor
+    dx: nl.NkiTensor
+    source: Source
+    first: int
+    last: int
+    ones: nl.NkiTensor
+    weight_sums: nl.NkiTensor
+    bias_sums: nl.NkiTensor
+    parts: nl.NkiTensor | None
+    weights: list[nl.NkiTensor]
+    tiles: list[Tile]
+    totals: list[nl.NkiTensor]
+    lines: list[nl.NkiTensor]
 
 
 @nki.jit
@@ -80,85 +104,101 @@ def layer_norm_backward_kernel(
     result when the one `late` behind it is: engines do not wait for what others have just begun.
     `cores` share the rows, and exchange their sums over rows while the last tiles are computed.
     """
-    pmax = nl.tile_size.pmax
     columns = weight.size
     rows = x.size // columns
     dx = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     dweight = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
     dbias = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
+    source = Source(mean.reshape((rows,)), rstd.reshape((rows,)), columns, lag == 1, [])
+    work = _new_work(x.reshape((rows, columns)), grad.reshape((rows, columns)), dx, source, cores)
+    _differentiate(work, weight, lag, late)
+    weight_sums, bias_sums = work.weight_sums, work.bias_sums
+    if work.parts is not None:
+        total = sum_of_parts(work.parts)
+        blocks = weight_sums.shape[1]
+        weight_sums, bias_sums = total[:, 0:blocks], total[:, blocks : 2 * blocks]
+    if is_first():
+        store_sums(dweight.reshape((columns,)), weight_sums)
+    if is_last(cores):
+        store_sums(dbias.reshape((columns,)), bias_sums)
+    return dx, dweight, dbias
+
+
+def _new_work(
+    x: nl.NkiTensor, grad: nl.NkiTensor, dx: nl.NkiTensor, source: Source, cores: int
+) -> Work:
+    pmax = nl.tile_size.pmax
+    rows, columns = x.shape
     ones = nl.ndarray((pmax, 1), dtype=grad.dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     blocks = (columns + pmax - 1) // pmax
     weight_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
     bias_sums = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.psum)
-    source = Source(mean.reshape((rows,)), rstd.reshape((rows,)), columns, lag == 1, [])
     parts = None
     if cores > 1:
         shape = (cores, pmax, 2 * blocks)
         parts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
-    weights = []  # type: list[nl.NkiTensor]
-    tiles = no_tiles()
-    totals = []  # type: list[nl.NkiTensor]
-    spare = []  # type: list[nl.NkiTensor]
     first, last = share_of(rows, cores)
-    count = (last - first + pmax - 1) // pmax
-    if count == 0 and parts is not None:
-        _exchange(parts, weight_sums, bias_sums, 0)
-    for step in range(count + late if count > 0 else 0):
+    return Work(
+        x, grad, dx, source, first, last, ones, weight_sums, bias_sums, parts, [], no_tiles(), [],
+        [],
+    )  # fmt: skip
+
+
+def _differentiate(work: Work, weight: nl.NkiTensor, lag: int, late: int) -> None:
+    """All tiles, and what they add up to, which programs have exchanged then."""
+    pmax, columns = nl.tile_size.pmax, work.x.shape[1]
+    count = (work.last - work.first + pmax - 1) // pmax
+    if count == 0:
+        exchange_sums(work.parts, work.weight_sums, work.bias_sums, 0)
+        return
+    for step in range(count + late):
         if step < count:
-            start, end = first + step * pmax, min(last, first + (step + 1) * pmax)
-            data = load_tile(x.reshape((rows, columns))[start:end])
-            gradient = load_tile(grad.reshape((rows, columns))[start:end])
-            if step == 0:
-                weights.append(load_vector(weight))
-            of_rows = statistics_of(source, start, end, last)
-            tiles.append(begin(data, gradient, weights[0], of_rows))
-            _add_up(bias_sums, gradient, ones, step > 0)
-            _add_up(weight_sums, tiles[step].product, of_rows.rstd, step > 0)
-            totals.append(nl.ndarray((end - start, 2), dtype=nl.float32, buffer=nl.sbuf))
-        i = step - lag
-        is_due = i >= 0 and i < count
-        if is_due and lag > 1:
-            line_of(spare[i], tiles[i], totals[i])
-        if step < count:
-            sum_up(totals[step][:, 0:1], tiles[step].weighted)
-            share = _share(step, lag, count <= _FEW)
-            spare.append(weigh(tiles[step].product, weights[0], share))
-        if is_due and lag == 1:
-            bend, level = begin_line(tiles[i], totals[i])
-        if step < count:
-            sum_up(totals[step][:, 1:2], spare[step])
-        if is_due and lag == 1:
-            end_line(spare[i], tiles[i], bend, level)
-        if lag == 0:
-            line_of(spare[step], tiles[step], totals[step])
-        if parts is not None and step == min(count, count + late - 1):
-            _exchange(parts, weight_sums, bias_sums, columns)
+            _begin(work, weight, step)
+        _sum_rows(work, step, count, lag)
+        if step == min(count, count + late - 1):
+            exchange_sums(work.parts, work.weight_sums, work.bias_sums, columns)
         i = step - late
         if i >= 0:
-            finish(dx, first + i * pmax, tiles[i], spare[i])
-    if parts is not None:
-        total = sum_of_parts(parts)
-        weight_sums, bias_sums = total[:, 0:blocks], total[:, blocks : 2 * blocks]
-    if is_first():
-        _store_sums(dweight.reshape((columns,)), weight_sums)
-    if is_last(cores):
-        _store_sums(dbias.reshape((columns,)), bias_sums)
-    return dx, dweight, dbias
+            finish(work.dx, work.first + i * pmax, work.tiles[i], work.lines[i])
 
 
-def _add_up(
-    sums: nl.NkiTensor, data: nl.NkiTensor, factors: nl.NkiTensor, is_started: bool
-) -> None:
-    """sums[c % 128, c // 128] += the sum of data[:, c] * factors."""
-    rows, columns = data.shape
+def _begin(work: Work, weight: nl.NkiTensor, step: int) -> None:
+    """The products of a tile, and the sums over its rows."""
     pmax = nl.tile_size.pmax
-    for i in range(sums.shape[1]):
-        start, end = i * pmax, min(columns, (i + 1) * pmax)
-        nisa.nc_matmul(
-            dst=sums[0 : end - start, i : i + 1], stationary=data[:, start:end],
-            moving=factors[0:rows], accumulate=is_started,
-        )  # fmt: skip
+    start = work.first + step * pmax
+    end = min(work.last, start + pmax)
+    data, gradient = load_tile(work.x[start:end]), load_tile(work.grad[start:end])
+    if step == 0:
+        work.weights.append(load_vector(weight))
+    rows = statistics_of(work.source, start, end, work.last)
+    work.tiles.append(begin(data, gradient, work.weights[0], rows))
+    add_up(work.bias_sums, gradient, work.ones, step > 0)
+    add_up(work.weight_sums, work.tiles[step].product, rows.rstd, step > 0)
+    work.totals.append(nl.ndarray((end - start, 2), dtype=nl.float32, buffer=nl.sbuf))
+
+
+def _sum_rows(work: Work, step: int, count: int, lag: int) -> None:
+    """The sums of the rows of the newest of `count` tiles, and the line of the one `lag` before:
+    ScalarE computes it where it need not wait for the sums."""
+    is_new = step < count
+    i = step - lag
+    is_due = i >= 0 and i < count
+    if is_due and lag > 1:
+        line_of(work.lines[i], work.tiles[i], work.totals[i])
+    if is_new:
+        tile = work.tiles[step]
+        sum_up(work.totals[step][:, 0:1], tile.weighted)
+        share = _share(step, lag, count <= _FEW)
+        work.lines.append(weigh(tile.product, work.weights[0], share))
+    if is_due and lag == 1:
+        bend, level = begin_line(work.tiles[i], work.totals[i])
+    if is_new:
+        sum_up(work.totals[step][:, 1:2], work.lines[step])
+    if is_due and lag == 1:
+        end_line(work.lines[i], work.tiles[i], bend, level)
+    if is_due and lag == 0:
+        line_of(work.lines[i], work.tiles[i], work.totals[i])
 
 
 def _share(number: int, lag: int, few: bool) -> int:
@@ -169,45 +209,6 @@ def _share(number: int, lag: int, few: bool) -> int:
         return _ON_VECTOR_OF_FEW if few else _ON_VECTOR
     by_vector = number % 3 == 0 or (few and number % 3 == 1)
     return 100 if by_vector else 0
-
-
-def _exchange(
-    parts: nl.NkiTensor, weight_sums: nl.NkiTensor, bias_sums: nl.NkiTensor, columns: int
-) -> None:
-    """This program's sums of `columns` side by side in its part of `parts`, zeros if there are
-    none, and a barrier, of TensorE, which has nothing else to do then."""
-    partitions, blocks = weight_sums.shape
-    own = nl.ndarray((partitions, 2, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    whole, rest = columns // partitions, columns % partitions
-    if whole < blocks:
-        nisa.memset(dst=own, value=0.0)
-    for i, sums in ((0, weight_sums), (1, bias_sums)):
-        if whole > 0:
-            nisa.tensor_copy(dst=own[:, i, 0:whole], src=sums[:, 0:whole])
-        if rest > 0:
-            nisa.tensor_copy(dst=own[0:rest, i, whole:blocks], src=sums[0:rest, whole:blocks])
-    nisa.dma_copy(
-        dst=parts[nl.program_id(0)], src=own.reshape((partitions, 2 * blocks)),
-        dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync,
-    )  # fmt: skip
-    nisa.core_barrier(parts, (0, 1), engine=nisa.engine.tensor)
-
-
-def _store_sums(dst: nl.NkiTensor, sums: nl.NkiTensor) -> None:
-    """dst[c] = sums[c % 128, c // 128]"""
-    pmax, blocks = sums.shape
-    columns = dst.shape[0]
-    whole = columns // pmax
-    rounded = nl.ndarray((pmax, blocks), dtype=dst.dtype, buffer=nl.sbuf)
-    if whole > 0:
-        nisa.tensor_copy(dst=rounded[:, 0:whole], src=sums[:, 0:whole])
-        target = dst[0 : whole * pmax].reshape((whole, pmax)).permute((1, 0))
-        store_late(target, rounded[:, 0:whole])
-    if whole < blocks:
-        rest = columns - whole * pmax
-        nisa.tensor_copy(dst=rounded[0:rest, whole:blocks], src=sums[0:rest, whole:blocks])
-        target = dst[whole * pmax : columns].reshape((rest, 1))
-        store_late(target, rounded[0:rest, whole:blocks])
 
 
 def supports(b: Bindings, hw: Hardware) -> Reject | None:

@@ -71,6 +71,8 @@ def test_gradients_are_as_accurate_as_in_eager(shape: tuple[int, int], dtype: to
     x[5, 7] = 1004.0
     x[100:130] += 50.0
     grad[6] *= 1e3
+    weight[[0, 300, -1]] = 0.0
+    weight[[1, 301]] = torch.tensor([1e-7, -1e3], dtype=dtype)
     values = values_of(grad, x, weight)
     found, theirs, exact = run(values), EAGER(*values.values()), in_float64(values)
     usual_rows = [0, *range(7, 100), *range(130, shape[0])]
@@ -116,6 +118,19 @@ def test_what_spoils_products_is_done_again(
         torch.testing.assert_close(found[finite], wanted[finite], rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_sums_have_the_infinities_of_eager(cores: int) -> None:
+    """Products with zeros, which make the sums of two kinds in one place, would make them NaN."""
+    tensors = usual(5503 * cores, 768)
+    tensors[0][4, 9], tensors[0][-1, 300] = torch.inf, -torch.inf
+    values = values_of(*tensors)
+    for found, wanted in zip(
+        run(values, cores=cores)[1:], BACKWARD.reference(**values)[1:], strict=True
+    ):
+        assert wanted.isinf().sum() == 2
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 def test_both_cores_give_the_same(target: str) -> None:
     """But for the order in which numbers are added up."""
@@ -126,6 +141,16 @@ def test_both_cores_give_the_same(target: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-5)
 
 
+def test_the_first_of_both_cores_gives_the_same() -> None:
+    """The other one, without rows, stores nothing."""
+    values = values_of(*usual(5503, 768))
+    launch = launched(values, "trn2").on(2, 1)
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", grid=2)
+    results = program.run([values[n] for n in launch.tensor_names])
+    for found, wanted in zip(results, run(values), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def profiled(rows: int, columns: int, target: str = "trn2") -> Profile:
     launch = launched(values_of(*usual(rows, columns)), target)
     program = simulator.trace(launch.kernel, launch.arguments, target=target, values=False)
@@ -133,9 +158,18 @@ def profiled(rows: int, columns: int, target: str = "trn2") -> Profile:
     return profile_program(program, hardware(target), launch.unknown_trips)
 
 
-def test_products_take_work_from_the_other_engines() -> None:
-    """Which would be busy for longer than all takes."""
-    assert profiled(4096, 4096).mbu > 0.72
+@pytest.mark.parametrize(("rows", "columns", "least"), [(4096, 4096, 0.85), (8192, 768, 0.73)])
+def test_all_engines_have_work(rows: int, columns: int, least: float) -> None:
+    """Each is busy for nearly as long as HBM is."""
+    assert profiled(rows, columns).mbu > least
+
+
+def test_both_cores_take_less_than_two_thirds_of_the_time() -> None:
+    """The sums over rows are exchanged behind the last ones."""
+    launch = launched(values_of(*usual(8192, 768)), "trn2").on(2, 2)
+    program = simulator.trace(launch.kernel, launch.arguments, target="trn2", grid=2, values=False)
+    both = profile_program(program, hardware("trn2"), launch.unknown_trips)
+    assert both.total_seconds < 0.65 * profiled(8192, 768).total_seconds
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1 << 16, 512), (4224, 4096)])
