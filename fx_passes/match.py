@@ -130,10 +130,12 @@ class Matcher:
                 results[arguments(item)[1]] = item
                 inside.add(item)
         if leak := _leak(inside, {r for r in results if r is not None}):
+            # Where it is one call without some results, a pattern with all of them takes as much.
+            is_alone = leak is root and sum(map(is_compute, inside)) == 1
             return Reject(
                 f"kernel {self.kernel.name} would hide {leak.name}, which is used outside of it",
                 root,
-                self.kernel.name,
+                "" if is_alone else self.kernel.name,
                 advice.HIDDEN,
             )
         if any(r is not None and r.users and inside.issuperset(r.users) for r in results[1:]):

@@ -28,6 +28,7 @@ from trnx.nki_kernels.kernels.attention._direct_diagonal import (
     raise_values,
     score_pair,
 )
+from trnx.nki_kernels.kernels.attention._heads import store_late
 from trnx.nki_kernels.kernels.attention._long import together
 
 # Added to all scaled scores: -24 log(2). Sums of weights from 2^-60 to 2^60 are those of rows whose
@@ -56,17 +57,19 @@ class DirectProblem(NamedTuple):
 
 
 class DirectHead(NamedTuple):
-    """Keys `[d / cuts, cuts, S]`, and values with a column of ones `[128, S / 128, Dv + 1]`."""
+    """Keys `[d / cuts, cuts, S]`, and values with a column of ones `[128, S / 128, Dv + 1]`;
+    `parts`: how many keys there were after each load."""
 
     keys: nl.NkiTensor
     values: nl.NkiTensor
+    parts: list[int]
 
 
 class DirectGroup(NamedTuple):
     """Queries `[d / cuts, cuts, blocks * 128]` from block `first` of a head on; `row`: its first
     block among those of all heads. `products`: of weights and values, `[128, banks,
     columns]`, Dv + 1 columns for each of the blocks that share a bank; `raised`: what
-    `raise_values` gives; once there are any."""
+    `raise_values` gives; once there are any. `flags[128, 2 * blocks]`: where `_flag_late` goes."""
 
     batch: int
     head: int
@@ -77,6 +80,7 @@ class DirectGroup(NamedTuple):
     queries: nl.NkiTensor
     products: list[nl.NkiTensor]
     raised: list[nl.NkiTensor]
+    flags: list[nl.NkiTensor]
 
 
 class Piece(NamedTuple):
@@ -141,10 +145,10 @@ def weigh(p: DirectProblem, groups: list[DirectGroup], chunk: list[Piece]) -> nl
 
 
 def raise_chunk(groups: list[DirectGroup], chunk: list[Piece]) -> None:
-    """`raise_values` of the groups that begin with the pairs of a chunk."""
+    """`raise_values` of the groups whose first pairs are in a chunk."""
     for piece in chunk:
-        if piece.pairs > 0 and piece.begins:
-            group = groups[piece.group]
+        group = groups[piece.group]
+        if piece.pairs > 0 and len(group.raised) == 0:
             values = group.source.values
             group.raised.append(raise_values(values, group.first, group.blocks))
 
@@ -190,7 +194,8 @@ def _score(p: DirectProblem, group: DirectGroup, piece: Piece, scores: nl.NkiTen
 def combine(
     groups: list[DirectGroup], chunk: list[Piece], weights: nl.NkiTensor, outputs: DirectOutputs
 ) -> None:
-    """The weights of a chunk times their values; stores the groups that end with it."""
+    """The weights of a chunk times their values; stores the groups that end with it, but for the
+    last one of all, which has one block."""
     pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
     for piece in chunk:
@@ -222,7 +227,7 @@ def combine(
                 stationary=weights[:, column : column + pmax],
                 moving=group.source.values[:, piece.key, :],
             )
-        if piece.ends:
+        if piece.ends and piece.group + 1 < len(groups):
             _finish(group, outputs)
 
 
@@ -245,7 +250,41 @@ def _finish(group: DirectGroup, outputs: DirectOutputs) -> None:
         _normalise(group, outputs, rows, full, full + 1, group.blocks % shared)
     start = group.first * pmax
     target = outputs.out[group.batch, group.head, start : start + group.blocks * pmax]
-    nisa.dma_copy(dst=target.reshape_dim(0, (group.blocks, pmax)).permute((1, 0, 2)), src=rows)
+    target = target.reshape_dim(0, (group.blocks, pmax)).permute((1, 0, 2))
+    store_late(target, rows, len(group.flags) > 0)
+
+
+def finish_last(group: DirectGroup, outputs: DirectOutputs) -> None:
+    """The same of the last group, whose one block all wait for."""
+    pmax = nl.tile_size.pmax
+    width = outputs.out.shape[3]
+    products = group.products[0]
+    sums = products[:, :, width : width + 1]
+    inverse = outputs.inverses[:, group.row : group.row + 1]
+    nisa.reciprocal(dst=inverse, data=sums[:, 0, :])
+    _flag_late(group, sums, 0)
+    rows = nl.ndarray((pmax, width), dtype=outputs.out.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=rows, data=products[:, 0, 0:width], op0=nl.multiply, operand0=inverse)
+    start = group.first * pmax
+    nisa.dma_copy(dst=outputs.out[group.batch, group.head, start : start + pmax], src=rows)
+
+
+def _flag_late(group: DirectGroup, sums: nl.NkiTensor, block: int) -> None:
+    """1 where `sums`, of the blocks from `block` on, are in the range, for either end of that; if
+    the group has flags. VectorE has nothing else to do before it has their inverses."""
+    if len(group.flags) == 0:
+        return
+    flags = group.flags[0].reshape_dim(1, (2, group.blocks))
+    banks, count = sums.shape[1:]
+    end = block + banks * count
+    nisa.tensor_scalar(
+        dst=flags[:, 0, block:end].reshape_dim(1, (banks, count)), data=sums, op0=nl.less_equal,
+        operand0=_MOST_SUM,
+    )  # fmt: skip
+    nisa.tensor_scalar(
+        dst=flags[:, 1, block:end].reshape_dim(1, (banks, count)), data=sums,
+        op0=nl.greater_equal, operand0=_LEAST_SUM,
+    )  # fmt: skip
 
 
 def _normalise(
@@ -259,7 +298,9 @@ def _normalise(
     products = products.reshape_dim(2, (count, width + 1))
     inverse = outputs.inverses[:, group.row + first : group.row + last]
     inverse = inverse.reshape_dim(1, (end - bank, count))
-    nisa.reciprocal(dst=inverse, data=products[:, :, :, width])
+    sums = products[:, :, :, width]
+    nisa.reciprocal(dst=inverse, data=sums)
+    _flag_late(group, sums, first)
     nisa.tensor_tensor(
         dst=rows[:, first:last].reshape_dim(1, (end - bank, count)),
         data1=products[:, :, :, 0:width],

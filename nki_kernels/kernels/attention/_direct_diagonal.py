@@ -28,7 +28,7 @@ def is_paired(width: int, depth: int, value_width: int) -> bool:
 
 
 def score_pair(scores: nl.NkiTensor, keys: nl.NkiTensor, queries: nl.NkiTensor) -> None:
-    """Scores `[128, 192]` of a pair's `keys[d, 256]` and `queries[d, 256]`."""
+    """Scores `[128, 192]` of a pair's `keys[d, 256]` and `queries[d, 256]`; d may be padded."""
     pmax = nl.tile_size.pmax
     for number in range(2):
         low = number * _HALF
@@ -39,7 +39,7 @@ def score_pair(scores: nl.NkiTensor, keys: nl.NkiTensor, queries: nl.NkiTensor) 
             stationary=keys[:, start : start + _HALF],
             moving=queries[:, start : start + _HALF],
             tile_position=(0, low),
-            tile_size=(_HALF, _HALF),
+            tile_size=(keys.shape[0], _HALF),
         )
     for number in range(2):
         start = number * pmax

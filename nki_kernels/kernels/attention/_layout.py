@@ -119,9 +119,9 @@ def part_of(x: nl.NkiTensor, part: HeadPart, group: int) -> nl.NkiTensor:
     return x[batch:end_batch, head:end_head]
 
 
-def mask_part(mask: nl.NkiTensor | None, part: HeadPart, group: int) -> nl.NkiTensor | None:
-    """The same of a mask, if there is one."""
-    return None if mask is None else part_of(mask, part, group)
+def part_of_any(x: nl.NkiTensor | None, part: HeadPart, group: int) -> nl.NkiTensor | None:
+    """The same of what there may not be."""
+    return None if x is None else part_of(x, part, group)
 
 
 def chunks_of(

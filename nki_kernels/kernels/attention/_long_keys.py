@@ -38,19 +38,36 @@ def key_span(block: int, depth: int, causal: bool, window: int) -> tuple[int, in
     return start, stop
 
 
-def load_turned(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:
-    """`x[rows, width]` of 2-byte elements as `[width / cuts, cuts, rows]`, as which it may lie in
-    memory."""
+def load_turned(x: nl.NkiTensor, cuts: int, padded: bool = False) -> nl.NkiTensor:
+    """`x[rows, width]` of 2-byte elements as `[width / cuts, cuts, rows]`. `padded`: of all
+    partitions, with zeros behind."""
+    tile = room_for_turned(x, cuts, padded)
+    turn_rows(tile, x, 0, x.shape[0])
+    return tile
+
+
+def room_for_turned(x: nl.NkiTensor, cuts: int, padded: bool) -> nl.NkiTensor:
+    """Where `load_turned` puts `x`."""
     width = x.shape[1] // cuts
-    tile = nl.ndarray((width, cuts, x.shape[0]), dtype=x.dtype, buffer=nl.sbuf)
+    partitions = nl.tile_size.pmax if padded else width
+    tile = nl.ndarray((partitions, cuts, x.shape[0]), dtype=x.dtype, buffer=nl.sbuf)
+    if partitions > width:
+        nisa.memset(dst=tile[width:partitions], value=0.0)
+    return tile
+
+
+def turn_rows(tile: nl.NkiTensor, x: nl.NkiTensor, first: int, end: int) -> None:
+    """Load rows `first .. end` of `x`, which may lie in memory as `tile` does."""
+    cuts = tile.shape[1]
+    width = x.shape[1] // cuts
     is_turned = x.strides[0] == 1 and x.strides[1] != 1
     for cut in range(cuts):
-        columns = x[:, cut * width : (cut + 1) * width]
+        dst = tile[0:width, cut, first:end]
+        src = x[first:end, cut * width : (cut + 1) * width]
         if is_turned:
-            nisa.dma_copy(dst=tile[:, cut, :], src=columns.permute((1, 0)))
+            nisa.dma_copy(dst=dst, src=src.permute((1, 0)))
         else:
-            nisa.dma_transpose(dst=tile[:, cut, :], src=columns)
-    return tile
+            nisa.dma_transpose(dst=dst, src=src)
 
 
 def load_rows(x: nl.NkiTensor, cuts: int) -> nl.NkiTensor:

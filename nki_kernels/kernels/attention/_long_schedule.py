@@ -321,9 +321,10 @@ def _with_least_at_the_end(p: LongProblem, places: list[Place]) -> list[Place]:
 
 
 def attend(
-    p: LongProblem, tensors: Tensors, outputs: LongOutputs, lse: nl.NkiTensor, cores: int
+    p: LongProblem, tensors: Tensors, outputs: LongOutputs, lse: nl.NkiTensor | None, cores: int
 ) -> None:
-    """All groups of all heads that are this program's; `lse[blocks of queries of all, 128]`."""
+    """All groups of all heads that are this program's; `lse[blocks of queries of all, 128]`,
+    or None."""
     own = own_places(places_of(p.causal, p.window, p.scale, tensors[0], tensors[1]), cores)
     places = _with_least_at_the_end(p, own)
     if len(places) == 0:
@@ -355,11 +356,13 @@ def attend(
             if quad is not None:
                 weighed.append(quad)
         weighed = weighed + diagonal
-    # After the last exponentials, while others work.
-    load_table(nl.log, p.ones[0:1, 0:1])
+    if lse is not None:
+        # After the last exponentials, while others work.
+        load_table(nl.log, p.ones[0:1, 0:1])
     ended = _turn(p, outputs, None, weighed, ended, [])
-    first, end = rows_of(own, tensors[0])
-    store_long_logs(p, outputs, lse, first, end)
+    if lse is not None:
+        first, end = rows_of(own, tensors[0])
+        store_long_logs(p, outputs, lse, first, end)
     _turn(p, outputs, None, [], ended, [])
 
 

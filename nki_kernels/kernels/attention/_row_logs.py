@@ -39,16 +39,18 @@ class Rectangle(NamedTuple):
 
 
 class RowLogs(NamedTuple):
-    """`lse[B, H, L]` in HBM, and the sums whose logarithms are not there yet; `masked`: a mask may
-    hide all keys of a row."""
+    """`lse[B, H, L]` in HBM, None where nobody reads it, and the sums whose logarithms are not
+    there yet; `masked`: a mask may hide all keys of a row."""
 
-    lse: nl.NkiTensor
+    lse: nl.NkiTensor | None
     masked: bool
     sums: list[RowSums]
 
 
 def add_sums(logs: RowLogs, sums: RowSums) -> None:
     """More sums; stores those before where there are enough."""
+    if logs.lse is None:
+        return
     logs.sums.append(sums)
     if len(logs.sums) == _MOST:
         store_logs(logs, False)
@@ -57,6 +59,8 @@ def add_sums(logs: RowLogs, sums: RowSums) -> None:
 def store_logs(logs: RowLogs, final: bool) -> None:
     """Store the logarithms of all sums that are not stored yet; the `final` ones from both queues,
     since no loads follow."""
+    if logs.lse is None:
+        return
     if final:
         load_table(nl.log)  # after the last exponentials, while others work
     number = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nki
 import nki.isa as nisa
@@ -58,10 +58,10 @@ from trnx.nki_kernels.kernels.attention._layout import (
     chunks_of,
     has_heads,
     head_layout,
-    mask_part,
     own_heads,
     packs_of,
     part_of,
+    part_of_any,
     spans_of,
 )
 from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem
@@ -99,23 +99,41 @@ def sdpa_kernel(
     causal: bool,
     window: int,
     scale: float,
+    gives_logs: bool = True,
     cores: int = 1,
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)`; `boolean`: attn_mask is 0 or 1, not added; `factor`: of the weights that
     dropout keeps; `window`: of the keys that `causal` leaves, or 0. `cores` share the heads."""
     group = q.shape[1] // k.shape[1]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
-    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    lse = _logs_of(q, gives_logs)
     mask = None if attn_mask is None else as_four(attn_mask)
     part = own_heads(k.shape[0], k.shape[1], cores)
     if has_heads(part):
         tensors = (part_of(q, part, group), part_of(k, part, 1), part_of(v, part, 1))
-        masks = Masks(mask_part(mask, part, group), boolean, causal, window)
-        dropped = Dropout(mask_part(dropout_mask, part, group), factor)
-        logs = RowLogs(part_of(lse, part, group), mask is not None, [])
+        masks = Masks(part_of_any(mask, part, group), boolean, causal, window)
+        dropped = Dropout(part_of_any(dropout_mask, part, group), factor)
+        logs = RowLogs(part_of_any(lse, part, group), mask is not None, [])
         outputs = Outputs(part_of(out, part, group), logs)
         _attend(tensors, masks, dropped, scale, outputs)
+    if lse is None:
+        return out
     return out, lse
+
+
+def _logs_of(q: nl.NkiTensor, gives_logs: bool) -> nl.NkiTensor | None:
+    """`lse[B, H, L]` in HBM, for the backward pass alone."""
+    if gives_logs:
+        return nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    return None
+
+
+def _by_blocks(lse: nl.NkiTensor | None) -> nl.NkiTensor | None:
+    """`lse[B, H, L]` as `[blocks, 128]`."""
+    if lse is None:
+        return None
+    pmax = nl.tile_size.pmax
+    return lse.reshape((lse.shape[0] * lse.shape[1] * lse.shape[2] // pmax, pmax))
 
 
 class Dropout(NamedTuple):
@@ -203,19 +221,22 @@ def decode_kernel(
     attn_mask: nl.NkiTensor | None,
     boolean: bool,
     scale: float,
+    gives_logs: bool = True,
     cores: int = 1,
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)` of a few queries, at most 128 for a key head; `boolean` as in `sdpa_kernel`.
     `cores` share the key heads."""
     group = q.shape[1] // k.shape[1]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
-    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    lse = _logs_of(q, gives_logs)
     mask = None if attn_mask is None else as_four(attn_mask)
     part = own_heads(k.shape[0], k.shape[1], cores)
     if has_heads(part):
         tensors = (part_of(q, part, group), part_of(k, part, 1), part_of(v, part, 1))
-        results = (part_of(out, part, group), part_of(lse, part, group))
-        _decode(tensors, mask_part(mask, part, group), boolean, scale, results)
+        results = (part_of(out, part, group), part_of_any(lse, part, group))
+        _decode(tensors, part_of_any(mask, part, group), boolean, scale, results)
+    if lse is None:
+        return out
     return out, lse
 
 
@@ -224,7 +245,7 @@ def _decode(
     mask: nl.NkiTensor | None,
     boolean: bool,
     scale: float,
-    results: tuple[nl.NkiTensor, nl.NkiTensor],
+    results: tuple[nl.NkiTensor, nl.NkiTensor | None],
 ) -> None:
     """All heads of q, k and v."""
     q, k, v = tensors
@@ -247,10 +268,11 @@ def _decode(
     for run in runs_of(q.shape[0], sources, k.shape[2], rows):
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, run)
     for turn in range(4):
-        if turn == 2:
+        if turn == 2 and lse is not None:
             load_table(nl.log, ones[0:1, 0:1])  # after the last exponentials, while others work
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, None)
-    store_decode_logs(problem, outputs, lse)
+    if lse is not None:
+        store_decode_logs(problem, outputs, lse)
 
 
 @nki.jit
@@ -262,20 +284,23 @@ def long_kernel(
     causal: bool,
     window: int,
     scale: float,
+    gives_logs: bool = True,
     cores: int = 1,
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)` of whole blocks of 128 queries and keys of a 2-byte dtype; a mask is the same
     for all heads and queries. `cores` share the queries."""
     pmax = nl.tile_size.pmax
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
-    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
+    lse = _logs_of(q, gives_logs)
     blocks = q.shape[0] * q.shape[1] * q.shape[2] // pmax
     inverses = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
     negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
     mask = None if attn_mask is None else as_four(attn_mask)
     problem = long_problem(causal, window, mask is not None, scale, q.shape[3])
     outputs = LongOutputs(out, inverses, negmaxes)
-    attend(problem, (q, k, v, mask), outputs, lse.reshape((blocks, pmax)), cores)
+    attend(problem, (q, k, v, mask), outputs, _by_blocks(lse), cores)
+    if lse is None:
+        return out
     return out, lse
 
 
@@ -286,15 +311,16 @@ def direct_kernel(
     v: nl.NkiTensor,
     causal: bool,
     scale: float,
+    gives_logs: bool = True,
     cores: int = 1,
-) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)` as `long_kernel` gives them, in bfloat16 and without mask or window, in half of
     its time where the scores of each row end in a range around zero, and else in more."""
-    pmax = nl.tile_size.pmax
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
-    lse = nl.ndarray(q.shape[:-1], dtype=nl.float32, buffer=nl.shared_hbm)
-    blocks = q.shape[0] * q.shape[1] * q.shape[2] // pmax
-    attend_directly(causal, scale, (q, k, v), out, lse.reshape((blocks, pmax)), cores)
+    lse = _logs_of(q, gives_logs)
+    attend_directly(causal, scale, (q, k, v), out, _by_blocks(lse), cores)
+    if lse is None:
+        return out
     return out, lse
 
 
@@ -342,27 +368,51 @@ def _sdpa(
     return result
 
 
+def _sdpa_alone(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+    window: int = 0,
+) -> torch.Tensor:
+    """Without the logarithms of the sums, which the backward pass alone reads."""
+    return _sdpa(q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale, window)[0]
+
+
+def reference(gives_logs: bool = True, **values: Any) -> Any:
+    """trnx::sdpa"""
+    return _sdpa(**values) if gives_logs else _sdpa_alone(**values)
+
+
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kind of mask and the numbers are constants of the kernel."""
+    logs = b.get("gives_logs", True)
     if _is_decoding(b, hw):
-        few = (has_bool_mask(b), b.scale)
+        few = (has_bool_mask(b), b.scale, logs)
         return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
     if is_direct(b, hw) and _fits(b) and _keeps_rows(b):
-        launch = Launch.of(direct_kernel, b, ("q", "k", "v"), b.is_causal, b.scale)
+        launch = Launch.of(direct_kernel, b, ("q", "k", "v"), b.is_causal, b.scale, logs)
         return replace(launch, unknown_trips=0)
     if is_long(b, hw) and _fits(b):
         names = ("q", "k", "v", "attn_mask")
-        return Launch.of(long_kernel, b, names, b.is_causal, b.window, b.scale)
-    constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.window, b.scale)
+        return Launch.of(long_kernel, b, names, b.is_causal, b.window, b.scale, logs)
+    constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.window, b.scale, logs)
     return Launch.of(sdpa_kernel, b, _TENSORS, *constants)
 
 
 register(
     KernelSpec(
         name="sdpa",
-        patterns=(Pattern(_sdpa),),
+        patterns=(
+            Pattern(_sdpa, {"gives_logs": True}),
+            Pattern(_sdpa_alone, {"gives_logs": False}),
+        ),
         supports=supports,
-        reference=_sdpa,
+        reference=reference,
         cost=partial(attention_cost, forward=True),
         samples=samples,
         kernel=sdpa_kernel,

@@ -32,10 +32,10 @@ from trnx.nki_kernels.kernels.attention._layout import (
     chunks_of,
     has_heads,
     head_layout,
-    mask_part,
     own_heads,
     packs_of,
     part_of,
+    part_of_any,
     spans_of,
 )
 from trnx.nki_kernels.kernels.attention._long_backward import long_gradients
@@ -106,8 +106,8 @@ def sdpa_backward_kernel(
             part_of(v, part, 1),
             part_of(out, part, group),
             part_of(lse, part, group),
-            Masks(mask_part(mask, part, group), boolean, causal, window),
-            mask_part(dropout_mask, part, group),
+            Masks(part_of_any(mask, part, group), boolean, causal, window),
+            part_of_any(dropout_mask, part, group),
             factor,
             scale,
             group,

@@ -88,7 +88,11 @@ def launch_scatter(
     words = words_of(b["values"].dtype)
     itemsize = b["values"].dtype.itemsize // words
     rows = rows_of(axes, indices, words)
-    cols = min(rows.width, _SUMMED if adds else _GATHERED_BYTES // itemsize)
+    is_shared = rows.unit == rows.width and rows.width * itemsize >= hw.cores * _SHARED_BYTES
+    cols = min(rows.width, _SUMMED)
+    if not adds:
+        own = -(-rows.width // hw.cores) if is_shared else rows.width
+        cols = _put_columns(own, itemsize)
     full = (*shape, words) if words > 1 else shape or (1,)
     sizes = (rows.positions, rows.width, rows.unit)
     spread = values_pattern(b["values"], axes, words)
@@ -99,8 +103,15 @@ def launch_scatter(
     kernel = add_rows_kernel if adds else put_rows_kernel
     more = (skipped,) if adds else ()
     launch = Launch(kernel, (*constants, *more, *tensors), used)
-    is_shared = rows.unit == rows.width and rows.width * itemsize >= hw.cores * _SHARED_BYTES
     return launch if is_shared else launch.on_first(hw.cores)
+
+
+def _put_columns(width: int, itemsize: int) -> int:
+    """Columns that are written at a time. Tiles that may write the same rows wait for each other,
+    but not for those of other columns: wide rows are written in halves."""
+    half = -(-width // 2)
+    cols = half if half * itemsize >= _SHARED_BYTES else width
+    return min(cols, _GATHERED_BYTES // itemsize)
 
 
 def transfer_nanoseconds(rows: int) -> float:

@@ -273,6 +273,36 @@ def test_rows_that_both_cores_add(dtype: torch.dtype, rows: int, count: int) -> 
     torch.testing.assert_close(found[0], exact, rtol=rounded, atol=1e-3, equal_nan=True)
 
 
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("width", [511, 512, 1025])
+def test_the_last_of_rows_of_one_address_in_all_columns(width: int, lnc: int) -> None:
+    """Columns of wide rows are written apart from each other, tile after tile."""
+    x, values, index = draw((40, width)), draw((300, width)), at(40, 300)
+    torch._dynamo.reset()
+    options = {**ALL_ON_NKI, "lnc": lnc}
+    function = torch.compile(
+        lambda x, i, v: torch.index_put(x, (i,), v), backend="trnx", options=options
+    )
+    last = {int(row): place for place, row in enumerate(index)}
+    expected = x.clone()
+    for row, place in last.items():
+        expected[row] = values[place]
+    assert torch.equal(function(x, index, values), expected)
+
+
+@pytest.mark.parametrize(("lnc", "microseconds"), [(1, 69), (2, 65)])
+def test_writes_wait_for_those_of_the_same_columns_alone(lnc: int, microseconds: float) -> None:
+    """72.0 and 65.9 us where rows are written whole."""
+    x, values = torch.zeros(4096, 1024, dtype=torch.bfloat16), torch.zeros(2048, 1024).bfloat16()
+    torch._dynamo.reset()
+    options = {**ALL_ON_NKI, "target": "trn2", "lnc": lnc}
+    function = torch.compile(
+        lambda x, i, v: torch.index_put(x, (i,), v), backend="trnx", options=options
+    )
+    profile = trnx.profile(function, x, at(4096, 2048), values, target="trn2")
+    assert sum(region.seconds for region in profile.regions) < microseconds * 1e-6
+
+
 def test_gradients_of_an_embedding_with_padding_alone() -> None:
     """Rows of one address that are all left out."""
     weight = draw((50, 24)).requires_grad_()
