@@ -105,8 +105,7 @@ def pitch_of(problem: Problem, sharing: Sharing, is_static: bool, hw: Hardware) 
     rows = problem.rows.out if is_compact(problem.rows, sharing.fold) else problem.rows.size
     nbytes = problem.planes.size * rows * problem.columns.size * problem.itemsize / sharing.streams
     saved = (busiest(channels) - busiest(best)) * nbytes / hw.dma_engine_rate
-    is_half = 2 * busiest(best) <= busiest(channels)
-    return best if is_half and saved > _ZEROS_SECONDS else channels
+    return best if saved > _ZEROS_SECONDS else channels
 
 
 def is_paired(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
