@@ -19,7 +19,7 @@ from trnx.nki_kernels.kernels.convolution._filters import (
     come_late,
     load_next,
     on_all_sides,
-    stage_others,
+    start_weights,
 )
 from trnx.nki_kernels.kernels.convolution._loads import (
     Inputs,
@@ -159,12 +159,9 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     turn = 0
     chunks = filters.chunks
     is_first = len(filters.ready) == 0
-    # Before the first inputs, as they take longer to be of use; but triggers that take no time do
-    # not wait for that of a DMA transpose.
-    is_behind = plan.is_static and (plan.layout != "" or is_spread(volume.x, plan))
-    if is_first and len(chunks) > 0 and not is_behind:
-        load_next(filters, plan)
-        stage_others(filters, plan)
+    is_behind = (
+        is_first and len(chunks) > 0 and start_weights(filters, plan, is_spread(volume.x, plan))
+    )
     together = plan.streams * plan.sides
     ready: list[list[Inputs]] = []
     number = 0
@@ -182,7 +179,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             some = blocks[begin : min(begin + together, len(blocks))]
             ready.append(_load_sides(volume.x, plan, some, begin, number, by_both))
             number = ready[-1][-1].transfers
-            if is_first and is_behind and len(ready) == 1 and len(chunks) > 0:
+            if is_behind and len(ready) == 1:
                 load_next(filters, plan)
             # The input of most blocks comes behind the weights.
             is_whole = plan.is_small and not are_transposed(filters, plan)

@@ -56,8 +56,8 @@ class Ready(NamedTuple):
 class Filters(NamedTuple):
     """Output channels of a group, in chunks, and its `weight`. `ready` has what the first of the
     chunks need, and grows as products come to the others; `rest` has the last chunk's, where blocks
-    have columns of their own for it; `staged`: for each chunk after the first its rows of weights
-    in SBUF, if they are there before TensorE transposes them.
+    have columns of their own for it; `staged`: for the first chunks their rows of weights in SBUF,
+    if they are there before TensorE transposes them, or none.
     """
 
     given: Operands
@@ -83,8 +83,8 @@ def load_next(filters: Filters, plan: Plan) -> None:
         weights = load_pointwise(weight, some[0].first, count, plan)
     else:
         staged: list[nl.NkiTensor] = []
-        if 0 < index <= len(filters.staged):
-            staged = filters.staged[index - 1]
+        if index < len(filters.staged):
+            staged = filters.staged[index]
         weights = load_weights(weight, some[0].first, count, plan, given.is_turned, staged)
     for chunk in some:
         tile = weights.tile
@@ -98,15 +98,37 @@ def load_next(filters: Filters, plan: Plan) -> None:
         filters.ready.append(Ready(its, scale, shift))
 
 
-def stage_others(filters: Filters, plan: Plan) -> None:
+def start_weights(filters: Filters, plan: Plan, is_spread: bool) -> bool:
+    """The first weights before the first inputs, as they take longer to be of use; returns whether
+    they are yet to be made ready: triggers that take no time do not wait for that of a DMA
+    transpose, and inputs that are `is_spread` not for VectorE, which writes zeros between them.
+    """
+    is_turned = plan.is_static and plan.layout != ""
+    is_behind = is_turned or (plan.is_static and is_spread)
+    if not is_behind:
+        load_next(filters, plan)
+        _stage_others(filters, plan)
+    elif not is_turned:
+        _stage(filters, filters.chunks[0:1], plan)
+    return is_behind
+
+
+def _stage(filters: Filters, chunks: list[Channels], plan: Plan) -> None:
+    """The rows of weights of the next `chunks` on their way, if TensorE transposes them."""
+    if are_transposed(filters, plan):
+        for chunk in chunks:
+            filters.staged.append(load_rows(filters.weight, chunk.first, chunk.number, plan))
+
+
+def _stage_others(filters: Filters, plan: Plan) -> None:
     """Loads of short rows of weights before all inputs, for TensorE to transpose them later: behind
     the inputs of a small convolution they would come when the first products are done.
     """
-    weight = filters.weight
-    is_short = weight.shape[1] * weight.shape[2] * weight.shape[3] * weight.shape[4] <= _STAGED_ROW
+    shape = filters.weight.shape
+    is_short = shape[1] * shape[2] * shape[3] * shape[4] <= _STAGED_ROW
     if are_transposed(filters, plan) and plan.is_small and is_short:
-        for chunk in filters.chunks[1:]:
-            filters.staged.append(load_rows(weight, chunk.first, chunk.number, plan))
+        filters.staged.append([])
+        _stage(filters, filters.chunks[1:], plan)
 
 
 def are_transposed(filters: Filters, plan: Plan) -> bool:

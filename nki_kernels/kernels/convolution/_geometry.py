@@ -218,14 +218,35 @@ def _blocks(
         most = -(-rows // max(1, wanted // planes))
     while block[1] < rows and block[1] + bank[1] <= most and fits([block[0], block[1] + bank[1]]):
         block[1] += bank[1]
-    # Of nearly the same size, as blocks side by side wait for the largest.
-    pieces = -(-rows // block[1])
-    block[1] = -(-rows // (pieces * bank[1])) * bank[1]
+    block[1] = _even_rows(problem, (block[0], block[1]), bank[1], sharing)
     if block[1] >= rows and fold == 1:
         most = max(bank[0], planes // wanted)
         while block[0] < most and fits([block[0] + bank[0], block[1]]):
             block[0] += bank[0]
     return [min(block[0], planes), min(block[1], rows)]
+
+
+def _even_rows(problem: Problem, most: tuple[int, int], bank: int, sharing: Sharing) -> int:
+    """Rows of a block, up to those of `most` (planes, rows): of blocks of nearly the same size, or
+    where products bound blocks side by side, which wait for the largest of them, so many that these
+    take the least time; but not so few that several chunks of output channels are stored together.
+    """
+    planes = -(-problem.planes.out // problem.planes.step // most[0])
+    rows = -(-problem.rows.out // problem.rows.step)
+    pieces = -(-rows // most[1])
+    even = -(-rows // (pieces * bank)) * bank
+    if problem.taps == 1 or sharing.blocks == 1:
+        return even
+
+    def banks(block: int) -> int:
+        turns = -(-planes * -(-rows // block) // sharing.blocks)
+        return turns * (block // bank)
+
+    def is_worth_a_store(block: int) -> bool:
+        return 2 * result_bytes(problem, [most[0], block]) > _STORE_BYTES
+
+    smaller = [block for block in range(even - bank, 0, -bank) if is_worth_a_store(block)]
+    return min([even, *smaller], key=banks)
 
 
 def blocks(problem: Problem, hw: Hardware) -> tuple[int, int]:

@@ -151,7 +151,10 @@ def _spread_tile(x: Source, plan: Plan, turn: int) -> nl.NkiTensor:
         if len(x.spread) < plan.sides:
             nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
         else:
-            nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
+            zeros = tile.reshape((lanes, planes * rows * x.view.shape[3]))
+            if zeros.shape[1] % 2 == 0 and tile.dtype != nl.float32:
+                zeros = zeros.view(nl.int32)  # half as many elements
+            nisa.memset(dst=zeros, value=0, engine=nisa.engine.gpsimd)
         x.spread.append(tile)
     return x.spread[index]
 

@@ -87,7 +87,7 @@ def _rows_of_array(problem: Problem, hw: Hardware) -> Sharing:
 def pitch_of(problem: Problem, sharing: Sharing, is_static: bool, hw: Hardware) -> int:
     """Partitions from one folded kernel row to the next: each DMA engine serves some partitions, so
     that few channels leave most of the engines idle. Only where triggers take no time, as each of
-    the kernel rows has transfers of its own then, and where that pays for the zeros between them.
+    the kernel rows has transfers of its own then, and where a core saves more than zeros take.
     """
     channels = problem.channels
     if sharing.fold == 1 or problem.rows.transposed or not is_static:
@@ -104,9 +104,8 @@ def pitch_of(problem: Problem, sharing: Sharing, is_static: bool, hw: Hardware) 
     best = min(range(channels, sharing.array_rows // sharing.fold + 1), key=busiest)
     rows = problem.rows.out if is_compact(problem.rows, sharing.fold) else problem.rows.size
     nbytes = problem.planes.size * rows * problem.columns.size * problem.itemsize / sharing.streams
-    saved = (busiest(channels) - busiest(best)) * nbytes / hw.dma_engine_rate
-    is_half = 2 * busiest(best) <= busiest(channels)
-    return best if is_half and saved > _ZEROS_SECONDS else channels
+    saved = (busiest(channels) - busiest(best)) * nbytes / hw.cores / hw.dma_engine_rate
+    return best if saved > _ZEROS_SECONDS else channels
 
 
 def is_paired(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:

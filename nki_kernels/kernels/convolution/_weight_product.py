@@ -202,7 +202,7 @@ def flattened(tile: nl.NkiTensor, axes: tuple[WindowAxis, ...]) -> nl.NkiTensor:
 
 
 def copy_out(dst: nl.NkiTensor, src: nl.NkiTensor, turn: int) -> None:
-    """Out of PSUM, on VectorE and ScalarE in turns."""
+    """Mostly out of PSUM, on VectorE and ScalarE in turns."""
     if turn % 2 == 0:
         nisa.tensor_copy(dst=dst, src=src)
     else:

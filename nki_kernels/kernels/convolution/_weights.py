@@ -61,7 +61,7 @@ def load_weights(
         for part in range(0, size, depth):
             block = data[:, nl.ds(part, min(depth, size - part))]
             _transpose(tile, (channel + part) // depth, block, plan)
-    return Weights(tile, wide, _masked(tile, wide, plan))
+    return Weights(tile, wide, _masked(tile, wide, plan, len(staged) > 0))
 
 
 def load_rows(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> list[nl.NkiTensor]:
@@ -225,12 +225,13 @@ def _load_as_they_are(weight: nl.NkiTensor, first: int, count: int, plan: Plan) 
         here = nl.ds(stream * plan.array_rows, channels)
         nisa.tensor_copy(dst=flat[here], src=flat[0:channels], engine=nisa.engine.vector)
     ordered = flat.permute((0, 1, 3, 2))
-    return Weights(ordered, channels, _masked(ordered, channels, plan))
+    return Weights(ordered, channels, _masked(ordered, channels, plan, False))
 
 
-def _masked(tile: nl.NkiTensor, channels: int, plan: Plan) -> list[nl.NkiTensor]:
+def _masked(tile: nl.NkiTensor, channels: int, plan: Plan, by_both: bool) -> list[nl.NkiTensor]:
     """For each mask of the plan, its row of kernel positions of `tile[channels, 1, positions, out
-    channels]` with zeros in the first folded ones.
+    channels]` with zeros in the first folded ones; `by_both`: those of some streams by ScalarE, as
+    products wait for them.
     """
     found = []
     columns = plan.columns.slots
@@ -241,10 +242,9 @@ def _masked(tile: nl.NkiTensor, channels: int, plan: Plan) -> list[nl.NkiTensor]
         for stream in range(plan.streams):
             here = nl.ds(stream * plan.array_rows, folded * channels)
             for plane in range(planes):
-                nisa.tensor_copy(
-                    dst=masked[here, :, nl.ds(plane * columns, columns)],
-                    src=tile[here, :, nl.ds((plane * plan.rows.slots + slot) * columns, columns)],
-                )
+                target = masked[here, :, nl.ds(plane * columns, columns)]
+                some = nl.ds((plane * plan.rows.slots + slot) * columns, columns)
+                copy_out(target, tile[here, :, some], stream if by_both else 0)
             first = nl.ds(stream * plan.array_rows, zeros * channels)
             nisa.memset(dst=masked[first], value=0.0)
         found.append(masked)
