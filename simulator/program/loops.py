@@ -8,6 +8,7 @@ together.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,6 +41,8 @@ class LoopRecorder(Protocol):
     def storage_count(self) -> int: ...
     def append_steps(self, steps: Iterable[Step]) -> None: ...
     def join_loops(self, loop: Loop, with_ranks: bool) -> None: ...
+    def begin_body(self, loop: Loop, own: int, is_sure: bool) -> None: ...
+    def end_body(self, where: Location | None) -> list[Step]: ...
 
 
 @dataclass
@@ -116,7 +119,14 @@ class Loops:
         self.extend([wait_point])
         return wait_point
 
-    def _begin(self, loop: Loop, register: VirtualRegister | None = None) -> _Open:
+    def _begin(
+        self,
+        loop: Loop,
+        register: VirtualRegister | None = None,
+        trips: int | None = None,
+        own: int = sys.maxsize,
+    ) -> _Open:
+        """A loop of so many `trips`, if that is known; storages from `own` on are its body's."""
         if self.ordered_blocks:
             raise KernelSubsetError(
                 "kernel-subset",
@@ -126,7 +136,9 @@ class Loops:
             )
         if not self._open:
             self._recorder.pool.hold()
-        opened = _Open(LoopRecord(len(self._recorder.rows), kernel_location()), loop, register)
+        record = LoopRecord(len(self._recorder.rows), kernel_location(), trips=trips)
+        opened = _Open(record, loop, register)
+        self._recorder.begin_body(loop, own, bool(trips))
         self._open.append(opened)
         self.is_open = True
         self.records.append(opened.record)
@@ -136,6 +148,7 @@ class Loops:
         ended = self._open.pop()
         self.is_open = bool(self._open)
         ended.record.last = len(self._recorder.rows)
+        self._recorder.append_steps(self._recorder.end_body(ended.record.location))
         if self._open or not ended.loop.meets:
             self._recorder.append_steps([ended.loop])
         else:
@@ -147,7 +160,7 @@ class Loops:
     def fori(self, lower: Bound, upper: Bound, step: int, body: Callable[[Any], Any]) -> None:
         """`for i in range(lower, upper, step): body(i)`."""
         number, before = len(self.records), self._recorder.storage_count
-        for counter in self.counted(lower, upper, step):
+        for counter in self.counted(lower, upper, step, before):
             if body(counter) is not None:
                 self._fail(
                     "the body of nl.fori_loop returns a value, which nothing receives; write it to "
@@ -155,8 +168,10 @@ class Loops:
                 )
         self.records[number].tensors = range(before, self._recorder.storage_count)
 
-    def counted(self, lower: Any, upper: Any, step: int) -> Iterator[VirtualRegister]:
-        """Yields the counter once, while the body is recorded."""
+    def counted(
+        self, lower: Any, upper: Any, step: int, own: int = sys.maxsize
+    ) -> Iterator[VirtualRegister]:
+        """Yields the counter once, while the body is recorded; `own` as in `_begin`."""
         if not isinstance(step, int) or step < 1:
             self._fail(f"the step of a loop must be a positive compile-time integer, not {step!r}")
         for bound in (lower, upper):
@@ -165,9 +180,10 @@ class Loops:
             self._require_set(bound)
         counter = VirtualRegister(is_frozen=True)
         counter.is_set = True
-        opened = self._begin(ForLoop(counter=counter, lower=lower, upper=upper, stride=step))
-        if isinstance(lower, int) and isinstance(upper, int):
-            opened.record.trips = len(range(lower, upper, step))
+        loop = ForLoop(counter=counter, lower=lower, upper=upper, stride=step)
+        is_known = isinstance(lower, int) and isinstance(upper, int)
+        trips = len(range(lower, upper, step)) if is_known else None
+        opened = self._begin(loop, trips=trips, own=own)
         yield counter
         if not self._open or self._open[-1] is not opened:
             self._fail("a loop inside this loop was not finished")
@@ -182,7 +198,7 @@ class Loops:
         condition.is_set = True
         loop = WhileLoop(init=init, condition=condition, following=condition)
         before = self._recorder.storage_count
-        record = self._begin(loop).record
+        record = self._begin(loop, own=before).record
         following = body(condition)
         if not isinstance(following, VirtualRegister):
             self._fail("the body of nl.while_loop must return the register of the next condition")

@@ -88,3 +88,19 @@ def shuffles_into_a_new_tile(x, used):
     rows = nl.add(spread, 0.0)
     nisa.dma_copy(dst=out, src=rows[0:16] if used < 16 else rows[16:32])
     return out
+
+
+@nki.jit
+def counts_nonzeros(x, first, fills):
+    """Returns 16 rows from row `first` on, of which the instruction writes every sixteenth."""
+    rows, width = x.shape
+    tile = nl.ndarray((rows, width), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    found = nl.ndarray((rows, width + 1), dtype=nl.int32, buffer=nl.sbuf)
+    if fills:
+        nisa.memset(found, value=7)
+    nisa.nonzero_with_count(dst=found, src=tile)
+    count = 16 if fills else 1
+    out = nl.ndarray((count, width + 1), dtype=nl.int32, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=found[first : first + count])
+    return out

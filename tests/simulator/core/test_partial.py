@@ -84,3 +84,16 @@ def test_a_shuffle_into_a_new_tile_is_found_where_the_rest_is_read(partial: Modu
     assert finding.value.location is not None
     line = Path(partial.__file__).read_text().splitlines()[finding.value.location.line - 1]
     assert line.strip() == "rows = nl.add(spread, 0.0)"
+
+
+def test_nonzeros_are_counted_on_every_sixteenth_partition(partial: ModuleType) -> None:
+    x = torch.zeros(64, 4)
+    x[16, 1:3] = 1.0
+    kernel = simulate(partial.counts_nonzeros)
+    assert kernel(x, 16, False).tolist() == [[1, 2, -1, -1, 2]]
+    got = kernel(x, 16, True)
+    assert got[0].tolist() == [1, 2, -1, -1, 2]
+    assert bool((got[1:] == 7).all())
+    for row in (1, 17, 63):
+        with pytest.raises(UninitialisedReadError, match="dma_copy: src"):
+            kernel(x, row, False)
