@@ -44,7 +44,9 @@ CHECKS = frozenset(
 DISPUTED = "kernel-subset-disputed"
 DISPUTED_ORDER = "shared-hbm-order-disputed"
 DISPUTED_LEGALITY = "legality-disputed"
-ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER, DISPUTED_LEGALITY})
+# Inputs for which the documentation calls results invalid: a warning, as they depend on values.
+ACTIVATION_RANGE = "activation-range"
+ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER, DISPUTED_LEGALITY, ACTIVATION_RANGE})
 # What is right in many kernels and a mistake in others: a warning, where it was asked for.
 CLIPPED_SLICE = "clipped-slice"
 ON_REQUEST = frozenset({CLIPPED_SLICE})

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trnx.simulator.errors import IllegalInstructionError
+from trnx.simulator.errors import FindingWarning, IllegalInstructionError
 
 QUICK = settings(
     max_examples=12,
@@ -70,6 +70,7 @@ FUNCTIONS = {
     "abs": np.abs,
 }
 POSITIVE = ("log", "sqrt", "rsqrt")
+ANGLES = {"sin": math.pi, "arctan": math.pi / 2}
 
 
 def some(shape, seed=0, scale=1.0):
@@ -82,8 +83,8 @@ def test_every_function(check_isa, nl, function, layout):
     x = some((128, 37))
     if function in POSITIVE:
         x = x.abs() + 1e-3
-    if function == "sin":
-        x = x.clamp(-math.pi, math.pi)
+    if function in ANGLES:
+        x = x.clamp(-ANGLES[function], ANGLES[function])
     got = check_isa(
         "activation", ins={"data": x}, outs={"dst": ((128, 37), nl.float32)}, layout=layout,
         op=getattr(nl, function),
@@ -112,7 +113,10 @@ def test_large_tiles_with_gaps(check_isa, nl, function, layout):
 
 def test_sin_continues_as_a_cubic(check_isa, nl):
     x = torch.tensor([[9.0, -9.0, 3.5, math.pi, 3.0]])
-    got = check_isa("activation", ins={"data": x}, outs={"dst": ((1, 5), nl.float32)}, op=nl.sin)
+    with pytest.warns(FindingWarning, match="nl.sin reduces the range first"):
+        got = check_isa(
+            "activation", ins={"data": x}, outs={"dst": ((1, 5), nl.float32)}, op=nl.sin
+        )
     beyond = 3.5 - math.pi
     expected = [27.653, -27.653, -beyond + beyond**3 / 6, 0.0, math.sin(3.0)]
     torch.testing.assert_close(got["dst"], torch.tensor([expected]), rtol=1e-4, atol=1e-6)
@@ -295,3 +299,32 @@ def test_activate2_needs_trn3(check_isa, nl, target):
             "activate2", ins={"data": some((8, 4))}, outs={"dst": ((8, 4), nl.float32)},
             target=target, op=nl.exp, imm0=1.0, imm1=0.0, op0=nl.multiply, op1=nl.add,
         )  # fmt: skip
+
+
+# Function, inputs for which it is valid, inputs for which it is not.
+RANGES = [
+    ("log", [2.0**-64, 1.0, 2.0**64, 0.0, float("inf")], [2.0**-65, 2.0**65]),
+    ("sqrt", [2.0**-116, 2.0**118, 0.0, float("nan")], [2.0**-117, 2.0**119]),
+    ("rsqrt", [2.0**-87, 2.0**97, 0.0], [2.0**-88, 2.0**98]),
+    ("reciprocal", [2.0**-42, -(2.0**42), 0.0], [2.0**-43, -(2.0**43)]),
+    ("sin", [math.pi, -math.pi, float("inf")], [3.15, -9.0]),
+    ("arctan", [math.pi / 2, -1.0], [1.58, -2.0]),
+    ("exp", [-1e30, 80.0], []),
+]
+
+
+@pytest.mark.parametrize(("name", "inside", "outside"), RANGES)
+def test_inputs_out_of_the_documented_range_are_warned_of(check_isa, nl, name, inside, outside):
+    op = getattr(nl, name)
+    row = torch.tensor([inside], dtype=torch.float32)
+    check_isa("activation", ins={"data": row}, outs={"dst": (row.shape, nl.float32)}, op=op)
+    for value in outside:
+        row = torch.tensor([[*inside, value]], dtype=torch.float32)
+        with pytest.warns(FindingWarning, match=rf"\[activation-range\] op={name} gets inputs"):
+            check_isa("activation", ins={"data": row}, outs={"dst": (row.shape, nl.float32)}, op=op)
+        row = torch.tensor([[value / 4]], dtype=torch.float32)
+        with pytest.warns(FindingWarning, match="activation-range"):
+            check_isa(
+                "activation", ins={"data": row}, outs={"dst": (row.shape, nl.float32)}, op=op,
+                scale=4.0,
+            )  # fmt: skip
