@@ -86,7 +86,7 @@ class Simulator:
         self.constants: dict[tuple[Location | None, int], tuple[Any, ...]] = {}
         self.cores = Cores(self, math.prod(grid))
         programs = math.prod(grid)
-        self.psum_groups = PsumGroups()
+        self.psum_groups = PsumGroups(self.findings)
         self.initialised = InitialisedData(self.findings, self.psum_groups.products)
         self._allocations = Allocations()
         self.races: RaceDetector | None = None

@@ -129,6 +129,14 @@ class Recording(Recorded):
         """True where another instruction has overwritten a product in the view."""
         return self._recorder.psum_groups.is_modified(tensor)
 
+    def starts_group(self, tensor: NkiTensor) -> None:
+        """Products in a view overwrite it, though the kernel leaves that open; in a register loop
+        that matters where the tensor was there before.
+        """
+        loop = self._recorder.core.loops.innermost
+        if loop is not None and tensor.storage.index < loop.storages:
+            self.psum_groups.start_in_loop(tensor, loop, self.location)
+
     @property
     def is_in_loop(self) -> bool:
         """True in a register loop."""

@@ -331,6 +331,8 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
     if accumulate is None:
         if emit.generation >= 4 and state is not Covered.ALL and emit.initialised.covers(dst):
             return Covered.ALL
+        if state is Covered.NONE:
+            emit.starts_group(dst)
         return state
     if state is not Covered.ALL and not (emit.generation >= 4 and emit.initialised.covers(dst)):
         emit.finding(

@@ -47,13 +47,14 @@ class LoopRecorder(Protocol):
 
 @dataclass
 class LoopRecord:
-    """A loop of the Program: instructions `first` to `last` (exclusive) are its body. `tensors` is
-    the range of storages that its body function declares; empty for a `for` or `while` statement,
-    whose names Python keeps.
+    """A loop of the Program: instructions `first` to `last` (exclusive) are its body. `storages` is
+    how many there were before it. `tensors` is the range of storages that its body function
+    declares; empty for a `for` or `while` statement, whose names Python keeps.
     """
 
     first: int
     location: Location | None
+    storages: int
     last: int = -1
     trips: int | None = None
     tensors: range = range(0)
@@ -85,6 +86,11 @@ class Loops:
     def depth(self) -> int:
         """How many loops are open."""
         return len(self._open)
+
+    @property
+    def innermost(self) -> LoopRecord | None:
+        """The innermost open loop."""
+        return self._open[-1].record if self._open else None
 
     def around(self, instruction: int) -> set[int]:
         """The loops, by number, in whose bodies an instruction is."""
@@ -136,7 +142,9 @@ class Loops:
             )
         if not self._open:
             self._recorder.pool.hold()
-        record = LoopRecord(len(self._recorder.rows), kernel_location(), trips=trips)
+        storages = self._recorder.storage_count
+        first = len(self._recorder.rows)
+        record = LoopRecord(first, kernel_location(), storages, trips=trips)
         opened = _Open(record, loop, register)
         self._recorder.begin_body(loop, own, bool(trips))
         self._open.append(opened)
