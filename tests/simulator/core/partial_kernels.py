@@ -104,3 +104,18 @@ def counts_nonzeros(x, first, fills):
     out = nl.ndarray((count, width + 1), dtype=nl.int32, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=found[first : first + count])
     return out
+
+
+@nki.jit
+def computes_on_a_part(x, rows, columns, of_rows):
+    """Functions of tiles of which a part is filled; returns `rows` x `columns` of the result."""
+    filled, width = x.shape
+    tile = nl.ndarray((128, width + 1), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile[0:filled, 0:width], src=x)
+    if of_rows:
+        result = nl.max(tile, axis=1, keepdims=True)
+    else:
+        result = nl.multiply(nl.floor(tile), nl.cos(tile))
+    out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=result[0:rows, 0:columns])
+    return out

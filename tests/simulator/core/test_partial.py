@@ -97,3 +97,16 @@ def test_nonzeros_are_counted_on_every_sixteenth_partition(partial: ModuleType) 
     for row in (1, 17, 63):
         with pytest.raises(UninitialisedReadError, match="dma_copy: src"):
             kernel(x, row, False)
+
+
+@pytest.mark.parametrize("rows", [1, 127])
+def test_functions_of_tiles_hand_on_what_is_missing(partial: ModuleType, rows: int) -> None:
+    x = torch.randn(rows, 6)
+    kernel = simulate(partial.computes_on_a_part)
+    torch.testing.assert_close(kernel(x, rows, 6, False), torch.floor(x) * torch.cos(x))
+    for more in ((rows + 1, 6), (rows, 7)):
+        with pytest.raises(UninitialisedReadError, match="operand"):
+            kernel(x, *more, False)
+    # A maximum of a row needs all of the row.
+    with pytest.raises(UninitialisedReadError, match="operand"):
+        kernel(x, rows, 1, True)
