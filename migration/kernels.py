@@ -257,6 +257,13 @@ class KernelRewriter:
             if grid is not None and isinstance(target, ast.Name):
                 indices.grids[target.id] = grid
                 return True
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                names = [one.id for one in target.elts if isinstance(one, ast.Name)]
+                are_indices = all(map(indices.has_index, value.elts))
+                if are_indices and len(names) == len(target.elts) == len(value.elts):
+                    read = [indices.read(one) for one in value.elts]
+                    indices.names.update(zip(names, read, strict=True))
+                    return True
             if isinstance(target, ast.Name) and not _calls_besides(value, indices.has_index):
                 if isinstance(value, ast.Compare | ast.BoolOp) or _joins_masks(value):
                     indices.masks[target.id] = indices.comparisons(value)
@@ -362,7 +369,6 @@ class KernelRewriter:
                 self._source.replace(argument, text)
         expressions.spell(call)
         return without(self._source, call, "mask")
-
 
     def _is_uncut(self, value: ast.expr) -> bool:
         """True for a new tile that is made from whole tiles: no mask has cut what it reads."""
