@@ -44,6 +44,7 @@ def _check_destination(emit: Emit, dst: Any) -> None:
             "(SDK/nki/get-started/nki-language-guide.rst)",
             KernelSubsetError,
         )
+    dst.writes += 1
 
 
 @instruction(engines=(Engine.sync,))

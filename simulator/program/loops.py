@@ -67,6 +67,8 @@ class _Open:
     record: LoopRecord
     loop: Loop
     register: VirtualRegister | None
+    # How many instructions wrote the register before.
+    writes: int = 0
     meets_ranks: bool = False
 
 
@@ -145,7 +147,7 @@ class Loops:
         storages = self._recorder.storage_count
         first = len(self._recorder.rows)
         record = LoopRecord(first, kernel_location(), storages, trips=trips)
-        opened = _Open(record, loop, register)
+        opened = _Open(record, loop, register, register.writes if register is not None else 0)
         self._recorder.begin_body(loop, own, bool(trips))
         self._open.append(opened)
         self.is_open = True
@@ -210,6 +212,8 @@ class Loops:
         following = body(condition)
         if not isinstance(following, VirtualRegister):
             self._fail("the body of nl.while_loop must return the register of the next condition")
+        if following is condition and not condition.writes:
+            self._report_endless(record.location)
         loop.following = following
         self._end()
         record.tensors = range(before, self._recorder.storage_count)
@@ -217,11 +221,24 @@ class Loops:
     def while_condition(self, register: VirtualRegister) -> bool:
         """`while register:`: True opens the loop, the next evaluation closes it."""
         if self._open and self._open[-1].register is register:
+            if register.writes == self._open[-1].writes:
+                self._report_endless(self._open[-1].record.location)
             self._end()
             return False
         self._require_set(register)
         self._begin(WhileLoop(init=register, condition=register, following=register), register)
         return True
+
+    def _report_endless(self, where: Location | None) -> None:
+        self._recorder.findings.report(
+            KernelSubsetError(
+                "kernel-subset",
+                "no instruction of the body writes the register that is the loop's condition, so "
+                "that the loop never ends; load the next condition (nisa.register_load), which is "
+                "0 at the end",
+                where,
+            )
+        )
 
     def check_closed(self) -> None:
         """A loop that is open at the end was left by break or return, or was an `if register`."""
