@@ -37,7 +37,7 @@ _COLUMNS = 128
 
 @instruction(
     engines=(Engine.tensor,),
-    undefined=by_element(stationary=product_rows, moving=product_columns),
+    undefined=by_element("dst", stationary=product_rows, moving=product_columns),
     indirect=("dst", "stationary", "moving"),
 )
 def nc_matmul(
@@ -174,6 +174,8 @@ def append_matmul(
         return
     mode = _accumulation(emit, dst, accumulate)
     emit.keeps = mode is not Covered.NONE
+    if mode is Covered.ALL:
+        emit.require_written(dst, "dst")
     if dst.dtype != "float32":
         _append_narrow(emit, dst, a, b, mode)
     elif places is None and (mode is Covered.NONE or _is_matrix(dst)):

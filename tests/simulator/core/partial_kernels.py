@@ -119,3 +119,22 @@ def computes_on_a_part(x, rows, columns, of_rows):
     out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=result[0:rows, 0:columns])
     return out
+
+
+@nki.jit
+def adds_to_a_partial_product(a, b, rows):
+    """The first factor of the first product lacks its last columns; returns `rows` of the sum."""
+    depth, count = a.shape
+    part = nl.ndarray((depth, count + 1), dtype=a.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=part[:, 0:count], src=a)
+    whole = nl.zeros((depth, count + 1), dtype=a.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=whole[:, 0:count], src=a)
+    right = nl.load(b)
+    total = nl.ndarray((count + 1, b.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total, stationary=part, moving=right)
+    nisa.nc_matmul(dst=total, stationary=whole, moving=right)
+    held = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=held, src=total)
+    out = nl.ndarray((rows, b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=held[0:rows])
+    return out

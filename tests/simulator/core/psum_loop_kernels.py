@@ -60,3 +60,13 @@ def read_in_each_turn(a, b, count):
         _product(total, a, b, i, None)
         nisa.tensor_tensor(dst=summed, data1=summed, data2=total, op=nl.add)
     return _stored(summed)
+
+
+@nki.jit
+def added_behind(a, b, count):
+    """Each turn overwrites the tile; the product behind the loop adds to the last one."""
+    total = nl.ndarray((a.shape[2], b.shape[2]), dtype=nl.float32, buffer=nl.psum)
+    for i in nl.dynamic_range(_register(count)):
+        _product(total, a, b, i, False)
+    _product(total, a, b, 0, True)
+    return _stored(total)

@@ -110,3 +110,11 @@ def test_functions_of_tiles_hand_on_what_is_missing(partial: ModuleType, rows: i
     # A maximum of a row needs all of the row.
     with pytest.raises(UninitialisedReadError, match="operand"):
         kernel(x, rows, 1, True)
+
+
+def test_a_product_that_is_added_to_what_is_missing(partial: ModuleType) -> None:
+    a, b = torch.randn(33, 20), torch.randn(33, 7)
+    kernel = simulate(partial.adds_to_a_partial_product)
+    torch.testing.assert_close(kernel(a, b, 20), 2 * a.t() @ b, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UninitialisedReadError, match="nc_matmul: stationary"):
+        kernel(a, b, 21)

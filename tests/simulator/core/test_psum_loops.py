@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trnx.simulator import load_module, simulate
-from trnx.simulator.errors import FindingWarning
+from trnx.simulator.errors import FindingWarning, UninitialisedReadError
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +38,11 @@ def test_a_group_that_every_turn_starts_is_warned_of(products: ModuleType) -> No
     assert finding.check == "legality-disputed"
     line = Path(products.__file__).read_text().splitlines()[finding.location.line - 1]
     assert "nisa.nc_matmul(" in line
+
+
+def test_a_product_that_is_added_to_what_no_turn_wrote(products: ModuleType) -> None:
+    a, b, count = _arguments(2)
+    got = simulate(products.added_behind)(a, b, count)
+    torch.testing.assert_close(got, a[1].t() @ b[1] + a[0].t() @ b[0])
+    with pytest.raises(UninitialisedReadError, match="the loop made no turn"):
+        simulate(products.added_behind)(a, b, count * 0)
