@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from trnx.simulator.errors import Location
+from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.shadows import Shadows
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import Step
@@ -66,13 +68,23 @@ class LoopWrites:
             missing = self._written.of(tensor.storage).mask(tensor) == 0
             unsure.writes.append((tensor, missing, self._skips.of(tensor)))
 
-    def end(self, core: int, where: Location | None) -> list[Step]:
-        """The innermost body is complete. Steps that are to run before its loop."""
+    def end(
+        self, core: int, where: Location | None, registers: Sequence[VirtualRegister]
+    ) -> list[Step]:
+        """The innermost body is complete; `registers` have their first value from it. Steps that
+        are to run before its loop.
+        """
         bodies = self._bodies[core]
         body = bodies.pop()
+        loop = f"the body of the loop at {where}"
+        if registers and not body.is_sure:
+            flags, _ = self._condition(core, body.loop, NONE, "")
+            reason = f"is a register that only {loop} sets, and the loop made no turn"
+            for register in registers:
+                register.lacks = (flags, reason)
         why = (
-            f"has elements that only the body of the loop at {where} writes, and the loop made no "
-            "turn; write them before the loop (nisa.memset)"
+            f"has elements that only {loop} writes, and the loop made no turn; write them before "
+            "the loop (nisa.memset)"
         )
         numbers: dict[int, int] = {}
         for tensor, chosen, before in body.writes:
@@ -81,7 +93,7 @@ class LoopWrites:
             earlier = torch.full(left.shape, NONE) if before is None else before
             for number in torch.unique(earlier[left]).tolist():
                 if number not in numbers:
-                    numbers[number] = self._condition(core, body.loop, number, why)
+                    numbers[number] = self._condition(core, body.loop, number, why)[1]
                 places = left & (earlier == number)
                 shadow.unmark(tensor, places)
                 self._skips.put_one(tensor, places, numbers[number])
@@ -89,8 +101,8 @@ class LoopWrites:
             return []
         return self._resets.pop(core, [])
 
-    def _condition(self, core: int, loop: Loop, earlier: int, why: str) -> int:
-        """The number of "the loop made no turn, and what `earlier` says"."""
+    def _condition(self, core: int, loop: Loop, earlier: int, why: str) -> tuple[torch.Tensor, int]:
+        """The flag and the number of "the loop made no turn, and what `earlier` says"."""
         flags, (number,) = self._skips.add_gather(1, why)
         sources = [] if earlier == NONE else self._skips.sources(earlier)
         for one in (loop, *(self._loops.get(id(source)) for source, _ in sources)):
@@ -98,7 +110,7 @@ class LoopWrites:
                 one.idle.append(flags)
         self._loops[id(flags)] = loop
         self._resets[core].append(functools.partial(_reset, flags, sources))
-        return number
+        return flags, number
 
 
 def _reset(flags: torch.Tensor, sources: Sources) -> None:

@@ -355,9 +355,9 @@ class Simulator:
         """The body of a register loop begins; see `checks.loop_writes`."""
         self.initialised.loop_writes.begin(self.core.index, loop, own, is_sure)
 
-    def end_body(self, where: Location | None) -> list[Step]:
+    def end_body(self, where: Location | None, registers: Sequence[VirtualRegister]) -> list[Step]:
         """It is complete; steps that are to run before the loop."""
-        return self.initialised.loop_writes.end(self.core.index, where)
+        return self.initialised.loop_writes.end(self.core.index, where, registers)
 
     # ---- programs of a grid ----
 

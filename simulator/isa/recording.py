@@ -15,6 +15,7 @@ from trnx.simulator.isa.recorder import InitialisedData, PsumGroups, Recorder
 from trnx.simulator.isa.templates import Derivation, KeptCopy, OperandView, copy_region
 from trnx.simulator.kernel_lines import Line
 from trnx.simulator.language.hbm_shadow import Covered
+from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtype_conversion import append_store_f32
 from trnx.simulator.memory.dtypes import DType
@@ -128,6 +129,10 @@ class Recording(Recorded):
     def is_product_modified(self, tensor: NkiTensor) -> bool:
         """True where another instruction has overwritten a product in the view."""
         return self._recorder.psum_groups.is_modified(tensor)
+
+    def sets_register(self, register: VirtualRegister) -> None:
+        """A register without a value gets one, in a register loop for its turns alone."""
+        self._recorder.core.loops.note_register(register)
 
     def starts_group(self, tensor: NkiTensor) -> None:
         """Products in a view overwrite it, though the kernel leaves that open; in a register loop

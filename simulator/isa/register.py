@@ -45,6 +45,9 @@ def _check_destination(emit: Emit, dst: Any) -> None:
             KernelSubsetError,
         )
     dst.writes += 1
+    dst.lacks = None
+    if not dst.is_set:
+        emit.sets_register(dst)
 
 
 @instruction(engines=(Engine.sync,))

@@ -8,9 +8,10 @@ together.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ from trnx.simulator.memory.pool import BufferPool
 from trnx.simulator.memory.storage import Step
 from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.program.interleaved_loops import Bound, ForLoop, Loop, WaitPoint, WhileLoop
+from trnx.simulator.program.skipped_rows import require_turn
 
 
 class LoopRecorder(Protocol):
@@ -42,7 +44,9 @@ class LoopRecorder(Protocol):
     def append_steps(self, steps: Iterable[Step]) -> None: ...
     def join_loops(self, loop: Loop, with_ranks: bool) -> None: ...
     def begin_body(self, loop: Loop, own: int, is_sure: bool) -> None: ...
-    def end_body(self, where: Location | None) -> list[Step]: ...
+    def end_body(
+        self, where: Location | None, registers: Sequence[VirtualRegister]
+    ) -> list[Step]: ...
 
 
 @dataclass
@@ -70,6 +74,8 @@ class _Open:
     # How many instructions wrote the register before.
     writes: int = 0
     meets_ranks: bool = False
+    # What has its first value from the body.
+    registers: list[VirtualRegister] = field(default_factory=list)
 
 
 class Loops:
@@ -116,6 +122,12 @@ class Loops:
             loop.watched = list(loop.steps)
         loop.watched.append(step)
 
+    def note_register(self, register: VirtualRegister) -> None:
+        """An instruction gives a register its first value."""
+        unsure = next((one for one in reversed(self._open) if not one.record.trips), None)
+        if unsure is not None:
+            unsure.registers.append(register)
+
     def arrive(self, meets_ranks: bool) -> WaitPoint | None:
         """Mark the place where a program waits for others; None outside of loops."""
         if not self._open:
@@ -158,7 +170,8 @@ class Loops:
         ended = self._open.pop()
         self.is_open = bool(self._open)
         ended.record.last = len(self._recorder.rows)
-        self._recorder.append_steps(self._recorder.end_body(ended.record.location))
+        steps = self._recorder.end_body(ended.record.location, ended.registers)
+        self._recorder.append_steps(steps)
         if self._open or not ended.loop.meets:
             self._recorder.append_steps([ended.loop])
         else:
@@ -259,6 +272,11 @@ class Loops:
                     kernel_location(),
                 )
             )
+        if isinstance(bound, VirtualRegister) and bound.lacks is not None:
+            flags, why = bound.lacks
+            where = kernel_location()
+            step = functools.partial(require_turn, flags, f"a loop's bound {why}", where)
+            self._recorder.append_steps([step])
 
     def _fail(self, message: str, location: Location | None = None) -> None:
         raise KernelSubsetError("kernel-subset", message, location or kernel_location())

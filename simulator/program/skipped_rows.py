@@ -167,6 +167,12 @@ class SkippedRows:
         return found
 
 
+def require_turn(flags: torch.Tensor, what: str, where: Location | None) -> None:
+    """A step: raises UninitialisedReadError while a loop has made no turn."""
+    if bool(flags.any()):
+        raise UninitialisedReadError("uninitialised-read", what, where)
+
+
 def none_of(tensor: NkiTensor) -> torch.Tensor:
     """No condition for any element of the view."""
     return torch.full(tensor.shape, NONE, dtype=torch.int32, device="cpu")

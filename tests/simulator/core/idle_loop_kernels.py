@@ -131,3 +131,31 @@ def straight_to_the_result(x, count, inner, fills):
 
     nl.fori_loop(0, _register(count), body)
     return out
+
+
+@nki.jit
+def register_of_the_body(x, count, inner, fills):
+    """A loop alone sets the register that says which row is copied, or something before it."""
+    held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(held, value=2)
+    row = nisa.register_alloc(0 if fills else None)
+    for _ in nl.dynamic_range(_register(count)):
+        nisa.register_load(row, held)
+    tile = nl.ndarray((1, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x.select(0, row).reshape((1, x.shape[1])))
+    return _stored(tile)
+
+
+@nki.jit
+def bound_of_the_body(x, count, inner, fills):
+    """A loop alone sets the bound of the next one."""
+    held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(held, value=2)
+    bound = nisa.register_alloc(0 if fills else None)
+    for _ in nl.dynamic_range(_register(count)):
+        nisa.register_load(bound, held)
+    tile = nl.zeros(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    loaded = nl.load(x)
+    for _ in nl.dynamic_range(bound):
+        nisa.tensor_tensor(tile, tile, loaded, op=nl.add)
+    return _stored(tile)

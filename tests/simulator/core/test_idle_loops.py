@@ -72,3 +72,19 @@ def test_constant_bounds_without_a_turn(idle: ModuleType) -> None:
     assert torch.equal(got, torch.full_like(X, 7.0))
     with pytest.raises(UninitialisedReadError, match="the loop made no turn"):
         simulate(idle.no_turn_at_all)(X, _count(0), _count(0), False)
+
+
+@pytest.mark.parametrize("name", ["register_of_the_body", "bound_of_the_body"])
+def test_a_register_that_no_turn_has_set(idle: ModuleType, name: str) -> None:
+    kernel = getattr(idle, name)
+    is_row = name == "register_of_the_body"
+    for turns in (1, 3):
+        got = simulate(kernel)(X, _count(turns), _count(0), False)
+        torch.testing.assert_close(got, X[2:3] if is_row else 2 * X)
+    got = simulate(kernel)(X, _count(0), _count(0), True)
+    torch.testing.assert_close(got, X[0:1] if is_row else 0 * X)
+    specs = [TensorSpec.of(X), TensorSpec.of(_count(0)), TensorSpec.of(_count(0))]
+    program = trace(kernel, [*specs, False])
+    for run in (simulate(kernel), lambda *args: program.run(list(args[:3]))):
+        with pytest.raises(UninitialisedReadError, match="is a register that only the body"):
+            run(X, _count(0), _count(0), False)
