@@ -1,9 +1,10 @@
 """Ranges of input outside of which activation functions are documented to give invalid results.
 
 ScalarE approximates by polynomials. The simulator computes these functions for any input, so that a
-result may be right here and wrong on the device: a warning. Zeros, infinities, NaN and what a
-function is not defined for show by themselves, or are what kernels mask out; nothing is said of
-them. Source: SDK/nki/api/nki.api.shared.rst, "Supported Activation Functions for NKI ISA".
+result may be right here and wrong on the device: a warning. For `log`, `sqrt`, `rsqrt` and
+`reciprocal` it comes on request: kernels look at what these give and repair it. Zeros, infinities,
+NaN and what a function is not defined for show by themselves, or are what kernels mask out; nothing
+is said of them. Source: SDK/nki/api/nki.api.shared.rst, "Supported Activation Functions".
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ _ROUNDING = 1 + 1e-6
 
 @dataclass(frozen=True)
 class ValidRange:
-    """Valid inputs are `low` to `high`; with `has_sign` their magnitudes are."""
+    """Valid inputs are `low` to `high`; with `has_sign` their magnitudes are. `is_on_request`: the
+    warning is.
+    """
 
     low: float
     high: float
     text: str
     has_sign: bool = False
+    is_on_request: bool = True
 
 
 VALID_RANGES: Mapping[str, ValidRange] = {
@@ -39,8 +43,8 @@ VALID_RANGES: Mapping[str, ValidRange] = {
     "sqrt": ValidRange(2.0**-116, 2.0**118, "[2^-116, 2^118]"),
     "rsqrt": ValidRange(2.0**-87, 2.0**97, "[2^-87, 2^97]"),
     "reciprocal": ValidRange(2.0**-42, 2.0**42, "+-[2^-42, 2^42]", has_sign=True),
-    "sin": ValidRange(0.0, math.pi * _ROUNDING, "[-pi, pi]", has_sign=True),
-    "arctan": ValidRange(0.0, math.pi / 2 * _ROUNDING, "[-pi/2, pi/2]", has_sign=True),
+    "sin": ValidRange(0.0, math.pi * _ROUNDING, "[-pi, pi]", True, False),
+    "arctan": ValidRange(0.0, math.pi / 2 * _ROUNDING, "[-pi/2, pi/2]", True, False),
 }
 
 
@@ -48,7 +52,10 @@ def look_at_inputs(emit: Emit, function: str, x: torch.Tensor) -> None:
     """Append a step that warns where inputs of an activation function are out of its range; none
     where the operand has elements that nothing has written.
     """
-    if function in VALID_RANGES and not (emit.missing or emit.skipped):
+    valid = VALID_RANGES.get(function)
+    if valid is None or emit.missing or emit.skipped:
+        return
+    if not valid.is_on_request or emit.is_requested(ACTIVATION_RANGE):
         emit.step(_warn_outside, x, function, emit.location)
 
 

@@ -130,6 +130,10 @@ class Recording(Recorded):
         """True where another instruction has overwritten a product in the view."""
         return self._recorder.psum_groups.is_modified(tensor)
 
+    def is_requested(self, check: str) -> bool:
+        """True where the user asked for a warning by its name."""
+        return self._recorder.findings.is_requested(check)
+
     def sets_register(self, register: VirtualRegister) -> None:
         """A register without a value gets one, in a register loop for its turns alone."""
         self._recorder.core.loops.note_register(register)

@@ -299,32 +299,3 @@ def test_activate2_needs_trn3(check_isa, nl, target):
             "activate2", ins={"data": some((8, 4))}, outs={"dst": ((8, 4), nl.float32)},
             target=target, op=nl.exp, imm0=1.0, imm1=0.0, op0=nl.multiply, op1=nl.add,
         )  # fmt: skip
-
-
-# Function, inputs for which it is valid, inputs for which it is not.
-RANGES = [
-    ("log", [2.0**-64, 1.0, 2.0**64, 0.0, float("inf")], [2.0**-65, 2.0**65]),
-    ("sqrt", [2.0**-116, 2.0**118, 0.0, float("nan")], [2.0**-117, 2.0**119]),
-    ("rsqrt", [2.0**-87, 2.0**97, 0.0], [2.0**-88, 2.0**98]),
-    ("reciprocal", [2.0**-42, -(2.0**42), 0.0], [2.0**-43, -(2.0**43)]),
-    ("sin", [math.pi, -math.pi, float("inf")], [3.15, -9.0]),
-    ("arctan", [math.pi / 2, -1.0], [1.58, -2.0]),
-    ("exp", [-1e30, 80.0], []),
-]
-
-
-@pytest.mark.parametrize(("name", "inside", "outside"), RANGES)
-def test_inputs_out_of_the_documented_range_are_warned_of(check_isa, nl, name, inside, outside):
-    op = getattr(nl, name)
-    row = torch.tensor([inside], dtype=torch.float32)
-    check_isa("activation", ins={"data": row}, outs={"dst": (row.shape, nl.float32)}, op=op)
-    for value in outside:
-        row = torch.tensor([[*inside, value]], dtype=torch.float32)
-        with pytest.warns(FindingWarning, match=rf"\[activation-range\] op={name} gets inputs"):
-            check_isa("activation", ins={"data": row}, outs={"dst": (row.shape, nl.float32)}, op=op)
-        row = torch.tensor([[value / 4]], dtype=torch.float32)
-        with pytest.warns(FindingWarning, match="activation-range"):
-            check_isa(
-                "activation", ins={"data": row}, outs={"dst": (row.shape, nl.float32)}, op=op,
-                scale=4.0,
-            )  # fmt: skip
