@@ -162,7 +162,7 @@ def test_loops_turn_as_often_as_values_say(kernels: ModuleType) -> None:
 def test_a_result_that_no_turn_has_written(kernels: ModuleType) -> None:
     x = torch.randn(4, 5)
     for _ in range(2):
-        with pytest.raises(UninitialisedReadError, match="result .* the loop made no turn"):
+        with pytest.raises(UninitialisedReadError, match=r"result .* the loop made no turn"):
             simulate(kernels.written_in_a_loop)(x, count(0))
     assert torch.equal(run(kernels.written_in_a_loop, x, count(2)), x)
 
