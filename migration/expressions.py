@@ -334,7 +334,7 @@ class Expressions(Views):
         if self._is_psum(value):
             # DMA does not read PSUM since NKI 0.3.
             self.source.replace(value, f"{self.nl('copy')}({self.source.render(value)})")
-        if self._bounds and not self.indices.has_index(value) and not _has_slices(value):
+        if self._bounds and not self.indices.has_index(value) and not has_slices(value):
             text = bounded_tile(self.source.render(value), self._bounds)
             self.source.replace(value, text)
 
@@ -450,7 +450,7 @@ class Expressions(Views):
         return [made, call] if declares else [call]
 
 
-def _has_slices(node: ast.expr) -> bool:
+def has_slices(node: ast.expr) -> bool:
     """True for a view by slices, which its masks have cut."""
     if not isinstance(node, ast.Subscript):
         return False

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trnx.migration.affine import NotAffineError
 from trnx.migration.allocations import Allocations
 from trnx.migration.calls import placement, without
-from trnx.migration.expressions import Expressions
+from trnx.migration.expressions import Expressions, has_slices
 from trnx.migration.loop_reductions import LoopReductions, is_loop_reduce
 from trnx.migration.names import Names
 from trnx.migration.passed_lists import PassedLists
@@ -257,6 +257,13 @@ class KernelRewriter:
             if grid is not None and isinstance(target, ast.Name):
                 indices.grids[target.id] = grid
                 return True
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                names = [one.id for one in target.elts if isinstance(one, ast.Name)]
+                are_indices = all(map(indices.has_index, value.elts))
+                if are_indices and len(names) == len(target.elts) == len(value.elts):
+                    read = [indices.read(one) for one in value.elts]
+                    indices.names.update(zip(names, read, strict=True))
+                    return True
             if isinstance(target, ast.Name) and not _calls_besides(value, indices.has_index):
                 if isinstance(value, ast.Compare | ast.BoolOp) or _joins_masks(value):
                     indices.masks[target.id] = indices.comparisons(value)
@@ -357,10 +364,18 @@ class KernelRewriter:
         for argument in call.args:
             if isinstance(argument, ast.Name) and argument.id in expressions.tiles:
                 self._source.replace(argument, bounded_tile(argument.id, expressions.bounds))
-            else:
-                expressions.visit(argument)
+            elif expressions.visit(argument) and self._is_uncut(argument):
+                text = bounded_tile(self._source.render(argument), expressions.bounds)
+                self._source.replace(argument, text)
         expressions.spell(call)
         return without(self._source, call, "mask")
+
+    def _is_uncut(self, value: ast.expr) -> bool:
+        """True for a new tile that is made from whole tiles: no mask has cut what it reads."""
+        views = (node for node in ast.walk(value) if isinstance(node, ast.Subscript))
+        has_views = any(has_slices(node) for node in views)
+        is_made = isinstance(value, ast.Call | ast.BinOp | ast.UnaryOp)
+        return is_made and not has_views and not self._expressions.indices.has_index(value)
 
 
 def _is_conditional(statement: ast.stmt) -> bool:

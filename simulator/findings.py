@@ -44,7 +44,10 @@ CHECKS = frozenset(
 DISPUTED = "kernel-subset-disputed"
 DISPUTED_ORDER = "shared-hbm-order-disputed"
 DISPUTED_LEGALITY = "legality-disputed"
-ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER, DISPUTED_LEGALITY})
+# Inputs for which the documentation calls results invalid: a warning, as they depend on values; of
+# functions whose results kernels repair, on request.
+ACTIVATION_RANGE = "activation-range"
+ALWAYS_WARNINGS = frozenset({DISPUTED, DISPUTED_ORDER, DISPUTED_LEGALITY, ACTIVATION_RANGE})
 # What is right in many kernels and a mistake in others: a warning, where it was asked for.
 CLIPPED_SLICE = "clipped-slice"
 ON_REQUEST = frozenset({CLIPPED_SLICE})
@@ -57,6 +60,10 @@ class Findings:
         self._strict = strict
         self._warn = frozenset(warn)
         self.passed: list[FindingError] = []
+
+    def is_requested(self, check: str) -> bool:
+        """True where a warning was asked for by its name."""
+        return check in self._warn
 
     def report(self, finding: FindingError) -> None:
         """Raise `finding`, or warn; nothing for one on request that nobody asked for."""

@@ -18,7 +18,7 @@ Rows are in `rules/*.toml`, one file a family, in the order of the documentation
 
 Without `accepted`, the refused kernel is the legal one on the other generations. A row without
 `refused` has `why`, the reason for which no check can hold it, or `open`: a check is missing. What
-the sources dispute is a warning, whose check ends in "-disputed".
+the sources dispute is a warning, whose check ends in "-disputed", and so is `activation-range`.
 Kernels have `x`, float32 [128, 512] in HBM, and tiles of zeros: `sb(shape, dtype)` in SBUF,
 `ps(shape, dtype)` in PSUM, `hb(shape, dtype)` in HBM. `KEPT` is a list of their module.
 

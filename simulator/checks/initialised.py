@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from trnx.simulator.checks.loop_writes import LoopWrites
 from trnx.simulator.checks.overlap import ManualOverlap
 from trnx.simulator.checks.predicated_halves import PredicatedHalves
 from trnx.simulator.errors import FindingError, Location
@@ -40,6 +41,7 @@ class InitialisedData(Observer):
         self._undefined: dict[int, FindingError] = {}
         self._halves = PredicatedHalves()
         self.skips = SkippedRows()
+        self.loop_writes = LoopWrites(self.written, self.skips)
 
     def mark_all(self, storage: Storage) -> None:
         """The whole storage holds something: an argument, a constant."""
@@ -60,7 +62,7 @@ class InitialisedData(Observer):
         return missing if numbers is None else missing & (numbers == NONE)
 
     def skipped(self, tensor: NkiTensor) -> torch.Tensor | None:
-        """Conditions of elements that hold nothing where a gather skipped them; None for none."""
+        """Conditions of elements that hold nothing for some values of a run; None for none."""
         numbers = self.skips.of(tensor)
         if numbers is None:
             return None
@@ -94,6 +96,7 @@ class InitialisedData(Observer):
         for tensor in instruction.writes:
             if tensor.storage.place is not None:
                 self.overlap.overwrite(tensor)
+            self.loop_writes.note(instruction.core, tensor)
             self.written.mark(tensor)
             self._halves.overwrite(tensor)
         if instruction.missing:

@@ -40,7 +40,7 @@ from trnx.simulator.program.interleaved_loops import Loop
 from trnx.simulator.program.loops import Loops
 from trnx.simulator.program.observer import Observer, Recorded, observers
 from trnx.simulator.program.program import Totals
-from trnx.simulator.program.skipped_rows import SKIPPED, Read
+from trnx.simulator.program.skipped_rows import Read
 from trnx.simulator.program.specification import InstructionSpec
 
 # Storages that observers are told of at once: one by one would cost more.
@@ -86,7 +86,7 @@ class Simulator:
         self.constants: dict[tuple[Location | None, int], tuple[Any, ...]] = {}
         self.cores = Cores(self, math.prod(grid))
         programs = math.prod(grid)
-        self.psum_groups = PsumGroups()
+        self.psum_groups = PsumGroups(self.findings)
         self.initialised = InitialisedData(self.findings, self.psum_groups.products)
         self._allocations = Allocations()
         self.races: RaceDetector | None = None
@@ -218,7 +218,7 @@ class Simulator:
 
     def values_of(self, tensor: NkiTensor) -> torch.Tensor:
         """The values that a tensor has now, as stored; for the Python prompt."""
-        if self.lacks_values(tensor, (f"{tensor.describe()} {SKIPPED}", kernel_location())):
+        if self.lacks_values(tensor, (tensor.describe(), kernel_location())):
             raise UninitialisedReadError(
                 "uninitialised-read",
                 f"{tensor.describe()} has elements that nothing has written",
@@ -228,7 +228,7 @@ class Simulator:
 
     def lacks_values(self, tensor: NkiTensor, read: Read) -> bool:
         """True where nothing has written elements of a tensor, whatever values a run has. Where
-        only gathers may have skipped some, steps look, and name `read` if they find any.
+        values of a run decide it, steps look, and name `read` if they find any.
         """
         if self.initialised.covers(tensor):
             return False
@@ -350,6 +350,14 @@ class Simulator:
     def while_condition(self, register: VirtualRegister) -> bool:
         """`while register:`, see `Loops`."""
         return self.loops.while_condition(register)
+
+    def begin_body(self, loop: Loop, own: int, is_sure: bool) -> None:
+        """The body of a register loop begins; see `checks.loop_writes`."""
+        self.initialised.loop_writes.begin(self.core.index, loop, own, is_sure)
+
+    def end_body(self, where: Location | None, registers: Sequence[VirtualRegister]) -> list[Step]:
+        """It is complete; steps that are to run before the loop."""
+        return self.initialised.loop_writes.end(self.core.index, where, registers)
 
     # ---- programs of a grid ----
 

@@ -112,12 +112,18 @@ def _common_shape(tiles: Sequence[NkiTensor]) -> Shape:
 
 
 def map_tiles(
-    name: str, function: Callable[..., Any], *tiles: NkiTensor, dtype: Any = None
+    name: str,
+    function: Callable[..., Any],
+    *tiles: NkiTensor,
+    dtype: Any = None,
+    is_of_rows: bool = False,
 ) -> NkiTensor:
-    """A new tile `function(*tiles, out=...)`, in float32, rounded once."""
+    """A new tile `function(*tiles, out=...)`, in float32, rounded once. `is_of_rows`: elements come
+    from all of their partition's.
+    """
     shape = _common_shape(tiles)
     out = new_tile(shape, dtype or wider(*tiles))
-    tile_map(out, [broadcast(tile, shape) for tile in tiles], function, name)
+    tile_map(out, [broadcast(tile, shape) for tile in tiles], function, name, is_of_rows)
     return out
 
 

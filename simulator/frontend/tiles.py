@@ -131,7 +131,7 @@ def _reduce(
     rest = x.shape[: axes[0]]
     kept = (*rest, *(1 for _ in axes))
     out = new_tile(kept, dtype or x.dtype)
-    tile_map(out, [x], functools.partial(function, dims=axes), name)
+    tile_map(out, [x], functools.partial(function, dims=axes), name, True)
     return out if keepdims else out.reshape(_drop(rest))
 
 
@@ -176,7 +176,7 @@ def softmax(x: NkiTensor, axis: Axes = -1, dtype: Any = None) -> NkiTensor:
     def apply(value: torch.Tensor, *, out: torch.Tensor) -> None:
         out.copy_(torch.softmax(value.flatten(first), -1).reshape(out.shape))
 
-    return map_tiles("softmax", apply, x, dtype=dtype)
+    return map_tiles("softmax", apply, x, dtype=dtype, is_of_rows=True)
 
 
 def rms_norm(
@@ -197,7 +197,7 @@ def rms_norm(
         mean = value.square().sum(axes, keepdim=True) / n
         torch.mul(value * torch.rsqrt(mean + epsilon), weight, out=out)
 
-    return map_tiles("rms_norm", apply, x, w, dtype=dtype or x.dtype)
+    return map_tiles("rms_norm", apply, x, w, dtype=dtype or x.dtype, is_of_rows=True)
 
 
 def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:

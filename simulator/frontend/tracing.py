@@ -40,7 +40,6 @@ from trnx.simulator.older_dialects import GUIDE
 from trnx.simulator.precision import FullPrecision
 from trnx.simulator.program.program import Output, Program
 from trnx.simulator.program.run_observers import has_run
-from trnx.simulator.program.skipped_rows import SKIPPED
 
 
 class LaunchError(FindingError):
@@ -275,7 +274,7 @@ def _returned_tensors(
             )
         if simulator.initialised.covers(item):
             continue
-        skipped = (f"the kernel's result {item.describe()} {SKIPPED}", _return_location(function))
+        skipped = (f"the kernel's result {item.describe()}", _return_location(function))
         if simulator.lacks_values(item, skipped):
             simulator.findings.report(
                 simulator.initialised.undefined(item)
@@ -294,7 +293,7 @@ def _check_arguments(arguments: Arguments, simulator: Simulator) -> None:
         if simulator.initialised.covers(tensor):
             continue
         undefined = simulator.initialised.undefined(tensor)
-        skipped = (f"the kernel's argument {tensor.describe()} {SKIPPED}", None)
+        skipped = (f"the kernel's argument {tensor.describe()}", None)
         if simulator.lacks_values(tensor, skipped) and undefined is not None:
             simulator.findings.report(undefined)
 

@@ -114,7 +114,8 @@ class Access(Legality):
         finding = initialised.undefined(tensor) or UninitialisedReadError(
             "uninitialised-read",
             f"{self.name}: {operand} ({tensor.describe()}) has elements that nothing has written; "
-            "write them first (nisa.memset, or a copy of the whole region)",
+            "write them first (nisa.memset, or a copy of the whole region)"
+            f"{self._by_others(tensor)}",
             self.location,
         )
         missing = initialised.missing(self.propagation, operand, tensor)
@@ -122,6 +123,13 @@ class Access(Legality):
             self._recorder.findings.report(finding)
         else:
             self.missing.append((missing, operand, finding))
+
+    def _by_others(self, tensor: NkiTensor) -> str:
+        """Of what several programs write: how to wait for them."""
+        is_shared = tensor.storage.region is MemoryRegion.shared_hbm
+        if not is_shared or math.prod(self._recorder.grid) == 1:
+            return ""
+        return "; if another program of the launch writes them, meet it first (nisa.core_barrier)"
 
     def _direct_view(
         self, tensor: NkiTensor, operand: str, wanted: tuple[int, ...]

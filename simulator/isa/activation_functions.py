@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trnx.simulator.isa.activation_ranges import look_at_inputs
 from trnx.simulator.isa.alu import token_name
 from trnx.simulator.isa.instruction import Emit
 from trnx.simulator.language.operators.table import OPERATORS, Operator, find
@@ -33,6 +34,7 @@ def _quietly(ufunc: np.ufunc, x: Any, out: Any) -> None:
 
 def emit_activation(emit: Emit, function: Operator, x: torch.Tensor, out: torch.Tensor) -> None:
     """Append the step that computes an activation function of `x` into `out`."""
+    look_at_inputs(emit, function.name, x)
     if function.ufunc is not None:
         array = torch.Tensor.numpy
         emit.step(_quietly, function.ufunc, emit.derived(array, x), emit.derived(array, out))

@@ -20,6 +20,22 @@ def token_name(token: Any) -> str:
     return str(name) if name is not None else repr(token)
 
 
+# What stands in for an operator of trn3 on earlier generations.
+_EARLIER = {
+    "abs_max": "; nl.abs, then nl.maximum, gives the magnitude",
+    "abs_min": "; nl.abs, then nl.minimum, gives the magnitude",
+}
+
+
+def _instead_of(name: str, found: Operator | None) -> str:
+    """What to write in place of something that is no operator of the ALU."""
+    if name == "divide":
+        return "multiply by what nisa.reciprocal gives"
+    if found is not None and found.activation is not None:
+        return f"nisa.activation(op=nl.{name}) computes it, on ScalarE"
+    return "see the table of math operators"
+
+
 def operator(
     emit: Emit, token: Any, argument: str, allowed: Collection[str] | None = None
 ) -> Operator:
@@ -30,11 +46,12 @@ def operator(
     name = token_name(token)
     found = find(name)
     if found is None or not found.is_alu:
-        emit.illegal(f"{argument}={name} is not an ALU operator; see the table of math operators")
+        emit.illegal(f"{argument}={name} is not an ALU operator; {_instead_of(name, found)}")
     if allowed is not None and found.name not in allowed:
         emit.illegal(f"{argument}=nl.{name} is not supported; use one of {', '.join(allowed)}")
     if found.generation > emit.generation:
-        emit.illegal(f"{argument}=nl.{name} needs trn3; the target is {emit.hardware.target}")
+        needs = f"{argument}=nl.{name} needs trn3; the target is {emit.hardware.target}"
+        emit.illegal(f"{needs}{_EARLIER.get(name, '')}")
     return found
 
 

@@ -7,6 +7,7 @@ entries of these names in SDK nki.isa.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +37,12 @@ from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.memory.dtypes import DType
 from trnx.simulator.memory.storage import SBUF
-from trnx.simulator.program.propagation import by_element, by_partition, rows_of_gpsimd_cores
+from trnx.simulator.program.propagation import (
+    by_element,
+    by_partition,
+    other_partitions,
+    rows_of_gpsimd_cores,
+)
 
 _COMPARISONS = ("equal", "not_equal", "greater_equal", "greater", "less_equal", "less")
 
@@ -265,7 +271,7 @@ def tensor_partition_reduce(
 _CORE = 16  # partitions per GpSimd core
 
 
-@instruction(engines=(Engine.gpsimd,), generation=3, undefined=by_element(src=rows_of_gpsimd_cores))
+@instruction(engines=(Engine.gpsimd,), generation=3)
 def nonzero_with_count(
     emit: Emit,
     dst: NkiTensor,
@@ -280,10 +286,14 @@ def nonzero_with_count(
     require_dtype(emit, "dst", dst, ("int32",))
     if dst.shape[0] != src.shape[0] or dst.free_size != src.free_size + 1:
         emit.illegal(f"dst has shape {dst.shape}; expected ({src.shape[0]}, {src.free_size + 1})")
-    rows = emit.read(src[::_CORE], "src", shape=(len(range(0, src.shape[0], _CORE)), src.free_size))
+    first_rows = range(0, src.shape[0], _CORE)
+    emit.propagation = by_element(
+        src=rows_of_gpsimd_cores, dst=functools.partial(other_partitions, first_rows)
+    )
+    rows = emit.read(src[::_CORE], "src", shape=(len(first_rows), src.free_size))
     if not (dst.ndim == 2 or dst.is_contiguous()):
         emit.illegal(f"dst {dst.shape} has gaps")
-    target = emit.overwrite_some(dst, "dst", buffers=SBUF).flatten(1)[::_CORE]
+    target = emit.update(dst, "dst", buffers=SBUF).flatten(1)[::_CORE]
     offset = integer(emit, index_offset, "index_offset")
     padding = integer(emit, padding_val, "padding_val")
     emit.step(_nonzero, rows, offset, padding, target)

@@ -260,7 +260,9 @@ def _valid(
     if not skip:
         bad = wide[~inside][0].item()
         raise OutOfBoundsError(
-            "out-of-bounds", f"an indirect DMA has index {bad}; valid are 0 to {limit - 1}", where
+            "out-of-bounds",
+            f"an indirect access has index {bad}; valid are 0 to {limit - 1}",
+            where,
         )
     return wide, inside
 

@@ -15,6 +15,7 @@ from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.language.tensor_view import Indirect
 from trnx.simulator.memory.dtypes import DType
 from trnx.simulator.memory.storage import ON_CHIP, MemoryRegion
+from trnx.simulator.program.skipped_rows import require_turn
 
 _CORE = 16
 
@@ -55,6 +56,9 @@ class Legality(Recording):
             self.finding(
                 "uninitialised-read", f"{what} is a register without value", UninitialisedReadError
             )
+        if register.lacks is not None:
+            flags, why = register.lacks
+            self.step(require_turn, flags, f"{self.name}: {what} {why}", self.location)
 
     def on(
         self,

@@ -15,7 +15,7 @@ from trnx.simulator.language.shadows import Shadows
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import Step, Storage
 from trnx.simulator.multicore.cores import Cores, GridRecorder
-from trnx.simulator.program.loops import Loops
+from trnx.simulator.program.loops import LoopRecord, Loops
 from trnx.simulator.program.observer import Recorded
 from trnx.simulator.program.propagation import Propagation
 from trnx.simulator.program.skipped_rows import SkippedRows
@@ -46,6 +46,7 @@ class PsumGroups(Protocol):
     def products(self) -> Shadows: ...
     def state(self, tensor: NkiTensor) -> Covered: ...
     def is_modified(self, tensor: NkiTensor) -> bool: ...
+    def start_in_loop(self, tensor: NkiTensor, loop: LoopRecord, where: Location) -> None: ...
 
 
 class Recorder(recorder.Recorder, GridRecorder, Protocol):

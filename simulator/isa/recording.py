@@ -15,6 +15,7 @@ from trnx.simulator.isa.recorder import InitialisedData, PsumGroups, Recorder
 from trnx.simulator.isa.templates import Derivation, KeptCopy, OperandView, copy_region
 from trnx.simulator.kernel_lines import Line
 from trnx.simulator.language.hbm_shadow import Covered
+from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.dtype_conversion import append_store_f32
 from trnx.simulator.memory.dtypes import DType
@@ -128,6 +129,22 @@ class Recording(Recorded):
     def is_product_modified(self, tensor: NkiTensor) -> bool:
         """True where another instruction has overwritten a product in the view."""
         return self._recorder.psum_groups.is_modified(tensor)
+
+    def is_requested(self, check: str) -> bool:
+        """True where the user asked for a warning by its name."""
+        return self._recorder.findings.is_requested(check)
+
+    def sets_register(self, register: VirtualRegister) -> None:
+        """A register without a value gets one, in a register loop for its turns alone."""
+        self._recorder.core.loops.note_register(register)
+
+    def starts_group(self, tensor: NkiTensor) -> None:
+        """Products in a view overwrite it, though the kernel leaves that open; in a register loop
+        that matters where the tensor was there before.
+        """
+        loop = self._recorder.core.loops.innermost
+        if loop is not None and tensor.storage.index < loop.storages:
+            self.psum_groups.start_in_loop(tensor, loop, self.location)
 
     @property
     def is_in_loop(self) -> bool:

@@ -44,6 +44,10 @@ def _check_destination(emit: Emit, dst: Any) -> None:
             "(SDK/nki/get-started/nki-language-guide.rst)",
             KernelSubsetError,
         )
+    dst.writes += 1
+    dst.lacks = None
+    if not dst.is_set:
+        emit.sets_register(dst)
 
 
 @instruction(engines=(Engine.sync,))

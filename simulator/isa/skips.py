@@ -1,4 +1,4 @@
-"""Gathers that may skip rows, and reads of what they may have left unwritten."""
+"""Gathers that may skip rows, and reads of what they or loops of no turns left unwritten."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from trnx.simulator.errors import Location, UninitialisedReadError
 from trnx.simulator.language.tensor import NkiTensor
 from trnx.simulator.memory.storage import Step
-from trnx.simulator.program.skipped_rows import NONE, SKIPPED, none_of
+from trnx.simulator.program.skipped_rows import NONE, none_of
 
 if TYPE_CHECKING:
     from trnx.simulator.isa.access import Access
@@ -58,7 +58,7 @@ def hand_on(emit: Access, numbers: torch.Tensor, operand: str, tensor: NkiTensor
     if is_handed_on and operand == KEPT:
         emit.skipped.append((numbers, operand))
         return
-    read = (f"{emit.name}: {operand} ({tensor.describe()}) {SKIPPED}", emit.location)
+    read = (f"{emit.name}: {operand} ({tensor.describe()})", emit.location)
     named = emit.initialised.skips.read_as(numbers, read)
     if is_handed_on:
         emit.skipped.append((named, operand))
@@ -72,7 +72,7 @@ def unplaced(emit: Access) -> list[Step]:
     for numbers, operand in emit.skipped:
         for target in emit.writes:
             if skips.placed(emit.propagation, operand, numbers, target) is None:
-                read = (f"{emit.name}: {operand} {SKIPPED}", emit.location)
+                read = (f"{emit.name}: {operand}", emit.location)
                 steps += skips.checks(skips.read_as(numbers, read))
     return steps
 
@@ -83,10 +83,10 @@ def require_rows_kept(emit: Access, rows: NkiTensor, operand: str, index: torch.
     numbers = initialised.skipped(rows)
     if numbers is None:
         return
-    what = f"{emit.name}: {operand} ({rows.describe()}) {SKIPPED}"
     flat = numbers.reshape(numbers.shape[0], -1)
     for number in torch.unique(flat[flat != NONE]).tolist():
         own = (flat == number).any(1)
+        what = f"{emit.name}: {operand} ({rows.describe()}) {initialised.skips.why(number)}"
         for flags, sources in initialised.skips.sources(number):
             emit.step(_require_kept, flags, sources, own, index, what, emit.location)
 

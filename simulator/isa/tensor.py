@@ -37,7 +37,7 @@ _COLUMNS = 128
 
 @instruction(
     engines=(Engine.tensor,),
-    undefined=by_element(stationary=product_rows, moving=product_columns),
+    undefined=by_element("dst", stationary=product_rows, moving=product_columns),
     indirect=("dst", "stationary", "moving"),
 )
 def nc_matmul(
@@ -174,6 +174,8 @@ def append_matmul(
         return
     mode = _accumulation(emit, dst, accumulate)
     emit.keeps = mode is not Covered.NONE
+    if mode is Covered.ALL:
+        emit.require_written(dst, "dst")
     if dst.dtype != "float32":
         _append_narrow(emit, dst, a, b, mode)
     elif places is None and (mode is Covered.NONE or _is_matrix(dst)):
@@ -331,6 +333,8 @@ def _accumulation(emit: Emit, dst: NkiTensor, accumulate: bool | None) -> Covere
     if accumulate is None:
         if emit.generation >= 4 and state is not Covered.ALL and emit.initialised.covers(dst):
             return Covered.ALL
+        if state is Covered.NONE:
+            emit.starts_group(dst)
         return state
     if state is not Covered.ALL and not (emit.generation >= 4 and emit.initialised.covers(dst)):
         emit.finding(

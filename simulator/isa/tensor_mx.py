@@ -18,6 +18,7 @@ from trnx.simulator.program.propagation import by_element, product_columns, prod
     generation=4,
     # A scale is of the columns that its data are of.
     undefined=by_element(
+        "dst",
         stationary=product_rows,
         stationary_scale=product_rows,
         moving=product_columns,

@@ -18,11 +18,16 @@ from trnx.simulator.language.recorder import current
 class VirtualRegister:
     """One register; made by `nisa.register_alloc`, and by loops for their counter."""
 
-    __slots__ = ("is_frozen", "is_set", "value")
+    __slots__ = ("is_frozen", "is_set", "lacks", "value", "writes")
 
     def __init__(self, is_frozen: bool = False) -> None:
         self.value = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.is_set = False
+        # Where only a loop gives it a value: a flag that is True while the loop has made no turn,
+        # and why it lacks one then.
+        self.lacks: tuple[torch.Tensor, str] | None = None
+        # How many instructions write it.
+        self.writes = 0
         # A loop's counter is passed by value: writing to it does not change the loop.
         self.is_frozen = is_frozen
 

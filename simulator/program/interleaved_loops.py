@@ -8,10 +8,13 @@ are there, the one that recorded what is done there goes on first, as it did whe
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+import torch
 
 from trnx.simulator.errors import DeadlockError, Location
 from trnx.simulator.language.registers import VirtualRegister
@@ -48,28 +51,39 @@ class WaitPoint:
 class Loop(ABC):
     """A recorded loop; `meets` where its body has a wait point, in a loop within it or itself.
 
-    `watched` are the steps with those that only the first run has, as long as there are any.
+    `watched` are the steps with those that only the first run has, as long as there are any. The
+    first turn clears the flags `idle`.
     """
 
     steps: list[Step] = field(default_factory=list)
     meets: bool = False
     watched: list[Step] | None = None
+    idle: list[torch.Tensor] = field(default_factory=list)
 
     @abstractmethod
     def turns(self) -> Iterator[None]:
         """Once for every turn."""
 
+    def _noted_turns(self) -> Iterator[None]:
+        """The turns, of which the first clears the flags."""
+        turns = self.turns()
+        for _ in itertools.islice(turns, 1):
+            for flags in self.idle:
+                flags.zero_()
+            yield
+        yield from turns
+
     def __call__(self) -> None:
         """Run it alone."""
         steps = self.watched or self.steps
-        for _ in self.turns():
+        for _ in self._noted_turns():
             for step in steps:
                 step()
 
     def waits(self) -> Iterator[WaitPoint]:
         """Run it from rendezvous to rendezvous."""
         steps = self.watched or self.steps
-        for _ in self.turns():
+        for _ in self._noted_turns():
             for step in steps:
                 if type(step) is WaitPoint:
                     yield step

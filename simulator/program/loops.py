@@ -8,8 +8,10 @@ together.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +29,7 @@ from trnx.simulator.memory.pool import BufferPool
 from trnx.simulator.memory.storage import Step
 from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.program.interleaved_loops import Bound, ForLoop, Loop, WaitPoint, WhileLoop
+from trnx.simulator.program.skipped_rows import require_turn
 
 
 class LoopRecorder(Protocol):
@@ -40,17 +43,22 @@ class LoopRecorder(Protocol):
     def storage_count(self) -> int: ...
     def append_steps(self, steps: Iterable[Step]) -> None: ...
     def join_loops(self, loop: Loop, with_ranks: bool) -> None: ...
+    def begin_body(self, loop: Loop, own: int, is_sure: bool) -> None: ...
+    def end_body(
+        self, where: Location | None, registers: Sequence[VirtualRegister]
+    ) -> list[Step]: ...
 
 
 @dataclass
 class LoopRecord:
-    """A loop of the Program: instructions `first` to `last` (exclusive) are its body. `tensors` is
-    the range of storages that its body function declares; empty for a `for` or `while` statement,
-    whose names Python keeps.
+    """A loop of the Program: instructions `first` to `last` (exclusive) are its body. `storages` is
+    how many there were before it. `tensors` is the range of storages that its body function
+    declares; empty for a `for` or `while` statement, whose names Python keeps.
     """
 
     first: int
     location: Location | None
+    storages: int
     last: int = -1
     trips: int | None = None
     tensors: range = range(0)
@@ -63,7 +71,11 @@ class _Open:
     record: LoopRecord
     loop: Loop
     register: VirtualRegister | None
+    # How many instructions wrote the register before.
+    writes: int = 0
     meets_ranks: bool = False
+    # What has its first value from the body.
+    registers: list[VirtualRegister] = field(default_factory=list)
 
 
 class Loops:
@@ -82,6 +94,11 @@ class Loops:
     def depth(self) -> int:
         """How many loops are open."""
         return len(self._open)
+
+    @property
+    def innermost(self) -> LoopRecord | None:
+        """The innermost open loop."""
+        return self._open[-1].record if self._open else None
 
     def around(self, instruction: int) -> set[int]:
         """The loops, by number, in whose bodies an instruction is."""
@@ -105,6 +122,12 @@ class Loops:
             loop.watched = list(loop.steps)
         loop.watched.append(step)
 
+    def note_register(self, register: VirtualRegister) -> None:
+        """An instruction gives a register its first value."""
+        unsure = next((one for one in reversed(self._open) if not one.record.trips), None)
+        if unsure is not None:
+            unsure.registers.append(register)
+
     def arrive(self, meets_ranks: bool) -> WaitPoint | None:
         """Mark the place where a program waits for others; None outside of loops."""
         if not self._open:
@@ -116,7 +139,14 @@ class Loops:
         self.extend([wait_point])
         return wait_point
 
-    def _begin(self, loop: Loop, register: VirtualRegister | None = None) -> _Open:
+    def _begin(
+        self,
+        loop: Loop,
+        register: VirtualRegister | None = None,
+        trips: int | None = None,
+        own: int = sys.maxsize,
+    ) -> _Open:
+        """A loop of so many `trips`, if that is known; storages from `own` on are its body's."""
         if self.ordered_blocks:
             raise KernelSubsetError(
                 "kernel-subset",
@@ -126,7 +156,11 @@ class Loops:
             )
         if not self._open:
             self._recorder.pool.hold()
-        opened = _Open(LoopRecord(len(self._recorder.rows), kernel_location()), loop, register)
+        storages = self._recorder.storage_count
+        first = len(self._recorder.rows)
+        record = LoopRecord(first, kernel_location(), storages, trips=trips)
+        opened = _Open(record, loop, register, register.writes if register is not None else 0)
+        self._recorder.begin_body(loop, own, bool(trips))
         self._open.append(opened)
         self.is_open = True
         self.records.append(opened.record)
@@ -136,6 +170,8 @@ class Loops:
         ended = self._open.pop()
         self.is_open = bool(self._open)
         ended.record.last = len(self._recorder.rows)
+        steps = self._recorder.end_body(ended.record.location, ended.registers)
+        self._recorder.append_steps(steps)
         if self._open or not ended.loop.meets:
             self._recorder.append_steps([ended.loop])
         else:
@@ -147,7 +183,7 @@ class Loops:
     def fori(self, lower: Bound, upper: Bound, step: int, body: Callable[[Any], Any]) -> None:
         """`for i in range(lower, upper, step): body(i)`."""
         number, before = len(self.records), self._recorder.storage_count
-        for counter in self.counted(lower, upper, step):
+        for counter in self.counted(lower, upper, step, before):
             if body(counter) is not None:
                 self._fail(
                     "the body of nl.fori_loop returns a value, which nothing receives; write it to "
@@ -155,8 +191,10 @@ class Loops:
                 )
         self.records[number].tensors = range(before, self._recorder.storage_count)
 
-    def counted(self, lower: Any, upper: Any, step: int) -> Iterator[VirtualRegister]:
-        """Yields the counter once, while the body is recorded."""
+    def counted(
+        self, lower: Any, upper: Any, step: int, own: int = sys.maxsize
+    ) -> Iterator[VirtualRegister]:
+        """Yields the counter once, while the body is recorded; `own` as in `_begin`."""
         if not isinstance(step, int) or step < 1:
             self._fail(f"the step of a loop must be a positive compile-time integer, not {step!r}")
         for bound in (lower, upper):
@@ -165,9 +203,10 @@ class Loops:
             self._require_set(bound)
         counter = VirtualRegister(is_frozen=True)
         counter.is_set = True
-        opened = self._begin(ForLoop(counter=counter, lower=lower, upper=upper, stride=step))
-        if isinstance(lower, int) and isinstance(upper, int):
-            opened.record.trips = len(range(lower, upper, step))
+        loop = ForLoop(counter=counter, lower=lower, upper=upper, stride=step)
+        is_known = isinstance(lower, int) and isinstance(upper, int)
+        trips = len(range(lower, upper, step)) if is_known else None
+        opened = self._begin(loop, trips=trips, own=own)
         yield counter
         if not self._open or self._open[-1] is not opened:
             self._fail("a loop inside this loop was not finished")
@@ -182,10 +221,12 @@ class Loops:
         condition.is_set = True
         loop = WhileLoop(init=init, condition=condition, following=condition)
         before = self._recorder.storage_count
-        record = self._begin(loop).record
+        record = self._begin(loop, own=before).record
         following = body(condition)
         if not isinstance(following, VirtualRegister):
             self._fail("the body of nl.while_loop must return the register of the next condition")
+        if following is condition and not condition.writes:
+            self._report_endless(record.location)
         loop.following = following
         self._end()
         record.tensors = range(before, self._recorder.storage_count)
@@ -193,11 +234,24 @@ class Loops:
     def while_condition(self, register: VirtualRegister) -> bool:
         """`while register:`: True opens the loop, the next evaluation closes it."""
         if self._open and self._open[-1].register is register:
+            if register.writes == self._open[-1].writes:
+                self._report_endless(self._open[-1].record.location)
             self._end()
             return False
         self._require_set(register)
         self._begin(WhileLoop(init=register, condition=register, following=register), register)
         return True
+
+    def _report_endless(self, where: Location | None) -> None:
+        self._recorder.findings.report(
+            KernelSubsetError(
+                "kernel-subset",
+                "no instruction of the body writes the register that is the loop's condition, so "
+                "that the loop never ends; load the next condition (nisa.register_load), which is "
+                "0 at the end",
+                where,
+            )
+        )
 
     def check_closed(self) -> None:
         """A loop that is open at the end was left by break or return, or was an `if register`."""
@@ -218,6 +272,11 @@ class Loops:
                     kernel_location(),
                 )
             )
+        if isinstance(bound, VirtualRegister) and bound.lacks is not None:
+            flags, why = bound.lacks
+            where = kernel_location()
+            step = functools.partial(require_turn, flags, f"a loop's bound {why}", where)
+            self._recorder.append_steps([step])
 
     def _fail(self, message: str, location: Location | None = None) -> None:
         raise KernelSubsetError("kernel-subset", message, location or kernel_location())

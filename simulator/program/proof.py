@@ -151,8 +151,8 @@ class _Points:
 
 def _run(step: Step, effects: Effects, kept: _Points) -> bool:
     """Run a step; False where its results may be no polynomials of the inputs."""
-    if any_functions.apply(step):
-        return True
+    if not effects.writes or any_functions.apply(step):
+        return True  # a step that writes nothing only looks
     function, args, _ = parts_of(step)
     if function is torch.bitwise_and:
         tensors = [one for one in args if isinstance(one, torch.Tensor)]

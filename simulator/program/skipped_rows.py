@@ -1,9 +1,10 @@
-"""Rows that a gather may skip (`oob_mode.skip`) in a tile where nothing else has written.
+"""What only the values of a run leave unwritten: rows that a gather may skip (`oob_mode.skip`), and
+what the body of a register loop writes, which may make no turn.
 
-Only the values of a run decide whether such elements hold something. They count as unwritten, with
-a condition: the rows of gathers of which one must have been skipped. Who reads them gets a step
-that looks; who hands a lack of values on hands on the condition. Register loops are left out, where
-a row may come from an earlier turn.
+Such elements count as unwritten, with a condition: the rows of gathers of which one must have been
+skipped; a loop counts as a gather of one row. Who reads them gets a step that looks; who hands a
+lack of values on hands on the condition. Gathers in register loops are left out, where a row may
+come from an earlier turn.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from trnx.simulator.program.propagation import Propagation
 
 # Elements without a condition.
 NONE = -1
-# What is wrong with a read, behind what it reads.
+# Why elements hold nothing, behind what reads them.
 SKIPPED = (
     "has elements that a gather skipped (oob_mode.skip) and nothing else has written; write them "
     "first (nisa.memset)"
 )
-# A read: its message and line.
+# A read: what it reads, and its line.
 Read = tuple[str, Location | None]
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Elements lack a value where one of `rows` (gather, row) was skipped; `read` is the first that
-    handed it on.
+    """Elements lack a value where one of `rows` (gather, row) was skipped, and `why`; `read` is the
+    first that handed it on.
     """
 
     rows: frozenset[tuple[int, int]]
+    why: str
     read: Read | None = None
 
 
@@ -46,23 +48,27 @@ class SkippedRows:
     """
 
     def __init__(self) -> None:
-        # int32 by byte of a storage.
+        # int32 by byte of a storage, or one number for all of them.
         self._held: dict[int, torch.Tensor] = {}
+        self._uniform: dict[int, int] = {}
         self._conditions: list[Condition] = []
         self._numbers: dict[Condition, int] = {}
         # By gather: the rows that lack a value after it, in this run.
         self._flags: list[torch.Tensor] = []
 
-    def add_gather(self, rows: int) -> tuple[torch.Tensor, list[int]]:
+    def add_gather(self, rows: int, why: str = SKIPPED) -> tuple[torch.Tensor, list[int]]:
         """Flags for the rows of a new gather, and a condition for each row."""
         gather = len(self._flags)
         self._flags.append(torch.zeros(rows, dtype=torch.bool, device="cpu"))
-        numbers = [self._number(Condition(frozenset({(gather, row)}))) for row in range(rows)]
+        numbers = [self._number(Condition(frozenset({(gather, row)}), why)) for row in range(rows)]
         return self._flags[gather], numbers
 
     def of(self, tensor: NkiTensor) -> torch.Tensor | None:
         """The conditions of the view's elements; None where its storage has none."""
-        held = self._held.get(tensor.storage.index)
+        index = tensor.storage.index
+        if index in self._uniform:
+            return torch.full(tensor.shape, self._uniform[index], dtype=torch.int32, device="cpu")
+        held = self._held.get(index)
         return None if held is None else _view(held, tensor).amax(-1)
 
     def put(self, tensor: NkiTensor, chosen: torch.Tensor, numbers: torch.Tensor) -> None:
@@ -70,14 +76,26 @@ class SkippedRows:
         storage = tensor.storage
         if storage.index not in self._held:
             self._held[storage.index] = torch.full(
-                (storage.nbytes,), NONE, dtype=torch.int32, device="cpu"
+                (storage.nbytes,),
+                self._uniform.pop(storage.index, NONE),
+                dtype=torch.int32,
+                device="cpu",
             )
         view = _view(self._held[storage.index], tensor)
         view.copy_(torch.where(chosen.unsqueeze(-1), numbers.unsqueeze(-1), view))
 
+    def put_one(self, tensor: NkiTensor, chosen: torch.Tensor, number: int) -> None:
+        """Elements of the view where `chosen` have one condition from now on."""
+        storage = tensor.storage
+        if tensor.size * tensor.dtype.itemsize == storage.nbytes and bool(chosen.all()):
+            self._held.pop(storage.index, None)
+            self._uniform[storage.index] = number
+        else:
+            self.put(tensor, chosen, torch.full(chosen.shape, number, dtype=torch.int32))
+
     def clear(self, tensor: NkiTensor, chosen: torch.Tensor) -> None:
         """Elements of the view where `chosen` lack a value in any case."""
-        if tensor.storage.index in self._held:
+        if tensor.storage.index in self._held or tensor.storage.index in self._uniform:
             self.put(tensor, chosen, torch.full(chosen.shape, NONE, dtype=torch.int32))
 
     def read_as(self, numbers: torch.Tensor, read: Read) -> torch.Tensor:
@@ -108,7 +126,7 @@ class SkippedRows:
         if bool(both.any()):
             for first, second in torch.unique(torch.stack((one[both], other[both]), 1), dim=0):
                 left, right = self._conditions[int(first)], self._conditions[int(second)]
-                union = Condition(left.rows | right.rows, left.read or right.read)
+                union = Condition(left.rows | right.rows, left.why, left.read or right.read)
                 joined[both & (one == first) & (other == second)] = self._number(union)
         return joined
 
@@ -116,10 +134,16 @@ class SkippedRows:
         """Steps that raise UninitialisedReadError where one of the conditions holds."""
         steps: list[Step] = []
         for number in _distinct(numbers):
-            what, where = self._conditions[number].read or ("", None)
+            condition = self._conditions[number]
+            what, where = condition.read or ("", None)
             for flags, rows in self.sources(number):
-                steps.append(functools.partial(_require_held, flags, rows, what, where))
+                message = f"{what} {condition.why}"
+                steps.append(functools.partial(_require_held, flags, rows, message, where))
         return steps
+
+    def why(self, number: int) -> str:
+        """Why elements of a condition lack a value."""
+        return self._conditions[number].why
 
     def sources(self, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """What decides about a condition: flags of gathers, and rows of them."""
@@ -131,8 +155,9 @@ class SkippedRows:
 
     def forget(self, indices: Iterable[int]) -> None:
         """These storages are gone."""
-        for index in self._held.keys() & set(indices):
-            del self._held[index]
+        for held in (self._held, self._uniform):
+            for index in held.keys() & set(indices):
+                del held[index]
 
     def _number(self, condition: Condition) -> int:
         found = self._numbers.get(condition)
@@ -140,6 +165,12 @@ class SkippedRows:
             found = self._numbers[condition] = len(self._conditions)
             self._conditions.append(condition)
         return found
+
+
+def require_turn(flags: torch.Tensor, what: str, where: Location | None) -> None:
+    """A step: raises UninitialisedReadError while a loop has made no turn."""
+    if bool(flags.any()):
+        raise UninitialisedReadError("uninitialised-read", what, where)
 
 
 def none_of(tensor: NkiTensor) -> torch.Tensor:

@@ -4,8 +4,8 @@ Program.
 Steps are functions on views, as `portable` has them: they touch the memory of their arguments
 alone. torch's functions with `out=`, and those of operators, write there alone, torch's methods
 that end in `_` to their tensor alone. Functions of this package that only move elements say so with
-`moves`, those that only compute one tensor with `computes`. Whatever else a step is may touch
-everything.
+`moves`, those that only compute one tensor with `computes`, those that only look at their arguments
+with `looks`. Whatever else a step is may touch everything.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _EXACT = (torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, torch.n
 _RANDOM = (torch.bernoulli, torch.multinomial, torch.normal, torch.poisson, torch.rand,
            torch.randint, torch.randn, torch.randperm)  # fmt: skip
 
+_looks: set[Callable[..., Any]] = set()
 _computes: dict[Callable[..., Any], int] = {}
 _moves: dict[Callable[..., Any], Callable[..., Places]] = {}
 
@@ -66,6 +67,12 @@ def moves(places: Callable[..., Places]) -> Callable[[_F], _F]:
         return function
 
     return declare
+
+
+def looks(function: _F) -> _F:
+    """Declares a step function that reads its arguments and writes nothing."""
+    _looks.add(function)
+    return function
 
 
 def computes(result: int) -> Callable[[_F], _F]:
@@ -216,6 +223,8 @@ class EffectReader:
             type(function) is FunctionType and function.__module__ == functions.__name__
         ):
             return self._of_function(function, regions, len(args), list(named))
+        if function in _looks:
+            return Effects(regions, ())
         if function in _computes:
             written = regions.pop(_computes[function])
             return Effects(regions, (written,), is_pure=True)

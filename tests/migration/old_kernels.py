@@ -106,6 +106,24 @@ def kernel(x):
         (_array(129, 33),),
         lambda x: 2 * x,
     ),
+    "norm of masked rows": Case(
+        """\
+def kernel(x, weight):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    ip, jf = nl.arange(128)[:, None], nl.arange(x.shape[1])[None, :]
+    row = nl.load(weight.reshape((1, x.shape[1]))[nl.arange(1)[:, None], jf])
+    for i in nl.affine_range(math.ceil(x.shape[0] / 128)):
+        tile = nl.load(x[i * 128 + ip, jf], mask=(i * 128 + ip < x.shape[0]))
+        mean = nl.sum(nl.square(tile), axis=[1]) / x.shape[1]
+        scaled = nl.multiply(tile, nl.rsqrt(mean + 1e-5))
+        scaled[...] = nl.multiply(scaled, row.broadcast_to((128, x.shape[1])),
+                                  mask=(i * 128 + ip < x.shape[0]))
+        nl.store(out[i * 128 + ip, jf], value=scaled, mask=(i * 128 + ip < x.shape[0]))
+    return out
+""",
+        (_array(129, 33), _array(33)),
+        lambda x, w: x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * w,
+    ),
     "results": Case(
         """\
 def kernel(x):

@@ -409,3 +409,20 @@ def test_scalar_tensor_tensor_needs_two_operands_for_op1(check_isa, nl, op1, is_
         return
     with pytest.raises(IllegalInstructionError, match=f"op1=nl.{op1} takes one operand"):
         check_isa("scalar_tensor_tensor", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("op", "advice"),
+    [
+        ("divide", "multiply by what nisa.reciprocal gives"),
+        ("exp", r"nisa.activation\(op=nl.exp\) computes it"),
+        ("abs_max", "needs trn3; the target is trn2; nl.abs, then nl.maximum"),
+        ("floor", "see the table of math operators"),
+    ],
+)
+def test_operators_that_the_alu_lacks(check_isa, nl, op, advice):
+    with pytest.raises(IllegalInstructionError, match=advice):
+        check_isa(
+            "tensor_tensor", ins={"data1": torch.ones(2, 3), "data2": torch.ones(2, 3)},
+            outs={"dst": ((2, 3), nl.float32)}, op=getattr(nl, op),
+        )  # fmt: skip

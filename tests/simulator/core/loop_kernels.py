@@ -245,3 +245,24 @@ def asks_for_axis(x, function, axis):
     total = _zeros(1, x.shape[1])
     nisa.memset(total, value=float((nl.program_id if function == "id" else nl.num_programs)(axis)))
     return _stored(total)
+
+
+@nki.jit
+def endless_statement(x, ids, count, inner):
+    total = _zeros(1, x.shape[1])
+    left = _register(count)
+    while left:
+        _add_row(total, x, 0)
+    return _stored(total)
+
+
+@nki.jit
+def endless_body(x, ids, count, inner):
+    total = _zeros(1, x.shape[1])
+
+    def body(left):
+        _add_row(total, x, 0)
+        return left
+
+    nl.while_loop(_register(count), body)
+    return _stored(total)

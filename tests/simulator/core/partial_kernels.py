@@ -88,3 +88,53 @@ def shuffles_into_a_new_tile(x, used):
     rows = nl.add(spread, 0.0)
     nisa.dma_copy(dst=out, src=rows[0:16] if used < 16 else rows[16:32])
     return out
+
+
+@nki.jit
+def counts_nonzeros(x, first, fills):
+    """Returns 16 rows from row `first` on, of which the instruction writes every sixteenth."""
+    rows, width = x.shape
+    tile = nl.ndarray((rows, width), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    found = nl.ndarray((rows, width + 1), dtype=nl.int32, buffer=nl.sbuf)
+    if fills:
+        nisa.memset(found, value=7)
+    nisa.nonzero_with_count(dst=found, src=tile)
+    count = 16 if fills else 1
+    out = nl.ndarray((count, width + 1), dtype=nl.int32, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=found[first : first + count])
+    return out
+
+
+@nki.jit
+def computes_on_a_part(x, rows, columns, of_rows):
+    """Functions of tiles of which a part is filled; returns `rows` x `columns` of the result."""
+    filled, width = x.shape
+    tile = nl.ndarray((128, width + 1), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile[0:filled, 0:width], src=x)
+    if of_rows:
+        result = nl.max(tile, axis=1, keepdims=True)
+    else:
+        result = nl.multiply(nl.floor(tile), nl.cos(tile))
+    out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=result[0:rows, 0:columns])
+    return out
+
+
+@nki.jit
+def adds_to_a_partial_product(a, b, rows):
+    """The first factor of the first product lacks its last columns; returns `rows` of the sum."""
+    depth, count = a.shape
+    part = nl.ndarray((depth, count + 1), dtype=a.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=part[:, 0:count], src=a)
+    whole = nl.zeros((depth, count + 1), dtype=a.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=whole[:, 0:count], src=a)
+    right = nl.load(b)
+    total = nl.ndarray((count + 1, b.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total, stationary=part, moving=right)
+    nisa.nc_matmul(dst=total, stationary=whole, moving=right)
+    held = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=held, src=total)
+    out = nl.ndarray((rows, b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=held[0:rows])
+    return out

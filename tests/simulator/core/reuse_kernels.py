@@ -33,6 +33,7 @@ def products_in_a_loop(x, y, turns):
     nisa.nc_matmul(dst=bank, stationary=a, moving=b)
     first = nl.copy(bank)
     nisa.dma_copy(dst=out[0], src=first)
+    nisa.dma_copy(dst=out[1], src=first)
 
     def turn(_):
         nisa.nc_matmul(dst=bank, stationary=a, moving=b, accumulate=False)

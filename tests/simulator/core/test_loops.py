@@ -66,7 +66,8 @@ def _arguments(seed: int, count: int, inner: int) -> list[torch.Tensor]:
 
 def test_every_kernel_has_a_reference(loops: ModuleType) -> None:
     names = {name for name, value in vars(loops).items() if hasattr(value, "function")}
-    assert names == {*REFERENCES, "writes_its_counter", "loops_by", "asks_for_axis"}
+    refused = {"endless_statement", "endless_body"}
+    assert names == {*REFERENCES, *refused, "writes_its_counter", "loops_by", "asks_for_axis"}
 
 
 def test_a_written_counter_is_a_warning(loops: ModuleType) -> None:
@@ -140,3 +141,14 @@ def test_an_axis_that_the_grid_lacks_is_named(loops: ModuleType, function: str) 
     assert torch.equal(got, torch.full((1, 4), wanted))
     with pytest.raises(KernelSubsetError, match="axis 1 of a launch grid with 1 dimensions"):
         simulate(loops.asks_for_axis)(torch.zeros(1, 4), function, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("endless_statement", "while left:"), ("endless_body", "nl.while_loop(")]
+)
+def test_a_loop_whose_condition_nothing_changes(loops: ModuleType, name: str, line: str) -> None:
+    with pytest.raises(KernelSubsetError, match="the loop never ends") as finding:
+        simulate(getattr(loops, name))(*_arguments(0, 2, 1))
+    assert finding.value.location is not None
+    text = Path(loops.__file__).read_text().splitlines()[finding.value.location.line - 1]
+    assert text.strip().startswith(line)

@@ -84,3 +84,37 @@ def test_a_shuffle_into_a_new_tile_is_found_where_the_rest_is_read(partial: Modu
     assert finding.value.location is not None
     line = Path(partial.__file__).read_text().splitlines()[finding.value.location.line - 1]
     assert line.strip() == "rows = nl.add(spread, 0.0)"
+
+
+def test_nonzeros_are_counted_on_every_sixteenth_partition(partial: ModuleType) -> None:
+    x = torch.zeros(64, 4)
+    x[16, 1:3] = 1.0
+    kernel = simulate(partial.counts_nonzeros)
+    assert kernel(x, 16, False).tolist() == [[1, 2, -1, -1, 2]]
+    got = kernel(x, 16, True)
+    assert got[0].tolist() == [1, 2, -1, -1, 2]
+    assert bool((got[1:] == 7).all())
+    for row in (1, 17, 63):
+        with pytest.raises(UninitialisedReadError, match="dma_copy: src"):
+            kernel(x, row, False)
+
+
+@pytest.mark.parametrize("rows", [1, 127])
+def test_functions_of_tiles_hand_on_what_is_missing(partial: ModuleType, rows: int) -> None:
+    x = torch.randn(rows, 6)
+    kernel = simulate(partial.computes_on_a_part)
+    torch.testing.assert_close(kernel(x, rows, 6, False), torch.floor(x) * torch.cos(x))
+    for more in ((rows + 1, 6), (rows, 7)):
+        with pytest.raises(UninitialisedReadError, match="operand"):
+            kernel(x, *more, False)
+    # A maximum of a row needs all of the row.
+    with pytest.raises(UninitialisedReadError, match="operand"):
+        kernel(x, rows, 1, True)
+
+
+def test_a_product_that_is_added_to_what_is_missing(partial: ModuleType) -> None:
+    a, b = torch.randn(33, 20), torch.randn(33, 7)
+    kernel = simulate(partial.adds_to_a_partial_product)
+    torch.testing.assert_close(kernel(a, b, 20), 2 * a.t() @ b, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UninitialisedReadError, match="nc_matmul: stationary"):
+        kernel(a, b, 21)

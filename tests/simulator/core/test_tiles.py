@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from trnx.simulator import TensorSpec, load_module, simulate, trace
-from trnx.simulator.errors import IllegalInstructionError
+from trnx.simulator.errors import FindingWarning, IllegalInstructionError
 from trnx.simulator.program.listing import listing
 
 
@@ -135,7 +136,8 @@ def test_a_sine_of_a_tile_is_of_any_angle_and_that_of_scalar_engine_is_not(
     x = torch.tensor([[0.5, 3.0, 9.0]])
     on_tiles = simulate(tiles.unary)(x, "sin", None)
     torch.testing.assert_close(on_tiles, torch.sin(x))
-    activated = simulate(tiles.sine_of_scalar_engine)(x)
+    with pytest.warns(FindingWarning, match="activation-range"):
+        activated = simulate(tiles.sine_of_scalar_engine)(x)
     torch.testing.assert_close(activated[:, :2], torch.sin(x[:, :2]))
     assert activated[0, 2].item() == pytest.approx(27.65, abs=0.01)
 
@@ -173,3 +175,32 @@ def test_a_number_is_no_operand_of_a_function_of_one_tile(tiles: ModuleType) -> 
 def test_a_number_is_no_tile_to_store(tiles: ModuleType) -> None:
     with pytest.raises(IllegalInstructionError, match=r"use nl\.full\(shape, 7\.0, dtype\)"):
         trace(tiles.stored_number, [TensorSpec.of(torch.zeros(4, 3))])
+
+
+# Function, inputs for which it is valid, inputs for which it is not.
+RANGES = [
+    ("log", [2.0**-64, 1.0, 2.0**64, 0.0, float("inf")], [2.0**-65, 2.0**65]),
+    ("sqrt", [2.0**-116, 2.0**118, 0.0, float("nan")], [2.0**-117, 2.0**119]),
+    ("rsqrt", [2.0**-87, 2.0**97, 0.0], [2.0**-88, 2.0**98]),
+    ("reciprocal", [2.0**-42, -(2.0**42), 0.0], [2.0**-43, -(2.0**43)]),
+    ("sin", [math.pi, -math.pi, float("inf")], [3.15, -9.0]),
+    ("arctan", [math.pi / 2, -1.0], [1.58, -2.0]),
+    ("exp", [-1e30, 80.0], []),
+]
+
+
+@pytest.mark.parametrize(("name", "inside", "outside"), RANGES)
+def test_inputs_out_of_the_documented_range_are_warned_of(
+    tiles: ModuleType, name: str, inside: list[float], outside: list[float]
+) -> None:
+    asked = simulate(tiles.activated, warn=("activation-range",))
+    asked(torch.tensor([inside]), name, 1.0)
+    for value in outside:
+        for row, scale in (([*inside, value], 1.0), ([value / 4], 4.0)):
+            with pytest.warns(FindingWarning, match=rf"\[activation-range\] op={name} gets inputs"):
+                asked(torch.tensor([row]), name, scale)
+        if name in ("sin", "arctan"):
+            with pytest.warns(FindingWarning, match="activation-range"):
+                simulate(tiles.activated)(torch.tensor([[value]]), name, 1.0)
+        else:
+            simulate(tiles.activated)(torch.tensor([[value]]), name, 1.0)

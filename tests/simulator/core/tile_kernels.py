@@ -75,6 +75,13 @@ def assigned(x):
 
 
 @nki.jit
+def activated(x, op, scale):
+    tile = nl.load(x)
+    nisa.activation(dst=tile, op=getattr(nl, op), data=tile, scale=scale)
+    return _result(tile)
+
+
+@nki.jit
 def sine_of_scalar_engine(x):
     tile = nl.load(x)
     nisa.activation(dst=tile, op=nl.sin, data=tile)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from trnx.simulator import Program, TensorSpec, load_module, simulate, trace
-from trnx.simulator.errors import OutOfBoundsError
+from trnx.simulator.errors import OutOfBoundsError, UninitialisedReadError
 
 F = torch.nn.functional
 EDGES = (1, 127, 128, 129)
@@ -159,10 +159,11 @@ def test_loops_turn_as_often_as_values_say(kernels: ModuleType) -> None:
         doubled.run([x, count(66)])
 
 
-def test_what_a_loop_does_not_write_is_nan(kernels: ModuleType) -> None:
+def test_a_result_that_no_turn_has_written(kernels: ModuleType) -> None:
     x = torch.randn(4, 5)
     for _ in range(2):
-        assert simulate(kernels.written_in_a_loop)(x, count(0)).isnan().all()
+        with pytest.raises(UninitialisedReadError, match=r"result .* the loop made no turn"):
+            simulate(kernels.written_in_a_loop)(x, count(0))
     assert torch.equal(run(kernels.written_in_a_loop, x, count(2)), x)
 
 
