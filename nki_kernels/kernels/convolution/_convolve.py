@@ -41,20 +41,6 @@ from trnx.nki_kernels.kernels.convolution._views import results_of, volumes_of, 
 
 # Products, at half rate: as long as DMA takes for the first weights or inputs.
 _WARM_UP = 22
-_FEW_BLOCKS = 3  # a core: with fewer, cores share output channels
-
-
-class Shares(NamedTuple):
-    """What cores share: blocks of outputs, of which some are side by side, or output channels; the
-    elements of the input and of the weights, and whether these come as products take them.
-    """
-
-    blocks: int
-    together: int
-    out_channels: int
-    inputs: int
-    weights: int
-    is_turned: bool
 
 
 class Volume(NamedTuple):
@@ -78,9 +64,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
     blocks = blocks_of(plan)
     first_out, end_out = 0, out_channels
     together = plan.streams * plan.sides
-    is_turned = given.is_turned or plan.layout != ""
-    work = Shares(len(blocks), together, out_channels, given.x.size, given.weight.size, is_turned)
-    if _shares_blocks(work, cores):
+    if plan.by_blocks:
         start, end = share_of(len(blocks), cores, together)
         blocks = blocks[start:end]
     else:
@@ -103,22 +87,6 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
                 is_last = group == groups - 1 and last == end_out and index == len(xs) - 1
                 volume = Volume(x, outs[index], residuals[index], is_last)
                 _convolve_volume(volume, filters, plan, blocks)
-
-
-def _shares_blocks(work: Shares, cores: int) -> bool:
-    """Whether cores share blocks of outputs, each with all weights; otherwise output channels, each
-    with all of the input. Where blocks are few, the weights that TensorE transposes cost more than
-    the input; others cost their loads.
-    """
-    if work.blocks < cores * work.together:
-        return False
-    if work.out_channels % (cores * nl.tile_size.pmax) > 0:
-        return True
-    if not work.is_turned:
-        return work.blocks >= _FEW_BLOCKS * cores
-    turns = (work.blocks + work.together - 1) // work.together
-    most = (turns + cores - 1) // cores
-    return work.inputs * most // turns + work.weights <= work.inputs + work.weights // cores
 
 
 def _source(

@@ -230,11 +230,13 @@ def _load_chunk(given: Given, first: int, end: int) -> Chunk:
             place, channel = _place(part, given), first + part * strips.channels
             some = (channel, channel + count)
             room = (count + strips.lanes - 1) // strips.lanes * strips.lanes
-            chunk.loads.append(load_strips(given.dense, place, some, room, rows, strips.channels))
+            chunk.loads.append(
+                load_strips(given.dense, place, some, room, rows, strips.channels, False)
+            )
             chunk.dense.append(chunk.loads[-1].tile)
             heights = window_heights(axis, strips.rows)
             chunk.loads.append(
-                load_strips(given.window, place, some, room, heights, strips.channels)
+                load_strips(given.window, place, some, room, heights, strips.channels, False)
             )
             chunk.window.append(chunk.loads[-1].tile)
     return chunk

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trnx.nki_kernels.kernels.convolution._core_shares import cuts_one_block, shares_blocks
 from trnx.nki_kernels.kernels.convolution._loads import IN_TURN
 from trnx.nki_kernels.kernels.convolution._sharing import (
     Sharing,
@@ -155,6 +156,8 @@ def bank_of(problem: Problem, sharing: Sharing, hw: Hardware) -> tuple[int, int,
     elif sharing.sides == 1 and _has_small_planes(problem, left):
         # Two banks for a block.
         left = left // 2 if is_paired(problem, sharing, hw) else left
+        if problem.outputs <= left and cuts_one_block(problem, sharing, hw):
+            left = -(-problem.outputs // hw.cores)
     sizes = []
     counts = [-(-window.out // window.step) for window in (problem.columns, problem.rows)]
     for outputs in (*counts, _planes_of_a_stream(problem, sharing)):
@@ -220,7 +223,9 @@ def _blocks(
         block[1] += bank[1]
     block[1] = _even_rows(problem, (block[0], block[1]), bank[1], sharing)
     if block[1] >= rows and fold == 1:
-        most = max(bank[0], planes // wanted)
+        # At least two banks where these are multiplied together.
+        banks = 2 if is_paired(problem, sharing, hw) and block[1] <= bank[1] else 1
+        most = max(banks * bank[0], planes // wanted)
         while block[0] < most and fits([block[0] + bank[0], block[1]]):
             block[0] += bank[0]
     return [min(block[0], planes), min(block[1], rows)]
@@ -281,13 +286,17 @@ def is_small(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
     return _small_bytes(problem, block, sharing, hw) <= _SMALL_BYTES
 
 
-def _small_bytes(problem: Problem, block: list[int], sharing: Sharing, hw: Hardware) -> int:
-    """Bytes of a partition for the input of all blocks."""
+def _count(problem: Problem, block: Sequence[int]) -> int:
+    """Blocks of a volume."""
     planes = -(-problem.planes.out // problem.planes.step)
     rows = -(-problem.rows.out // problem.rows.step)
-    count = -(-planes // block[0]) * -(-rows // block[1])
+    return -(-planes // block[0]) * -(-rows // block[1])
+
+
+def _small_bytes(problem: Problem, block: list[int], sharing: Sharing, hw: Hardware) -> int:
+    """Bytes of a partition for the input of all blocks."""
     each = input_bytes(problem, block[0], block[1], sharing.fold, hw)
-    return -(-count // sharing.streams) * each
+    return -(-_count(problem, block) // sharing.streams) * each
 
 
 def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
@@ -299,8 +308,12 @@ def _row_steps(window: Window, fold: int) -> tuple[int, int, int]:
     return 1, 0, window.fold_shift
 
 
-def plan(problem: Problem, layout: str, is_static: bool, hw: Hardware) -> tuple[object, ...]:
-    """The fields of `Plan`; `layout` is that of the weight as a matrix."""
+def plan(
+    problem: Problem, layout: str, is_static: bool, volumes: int, hw: Hardware
+) -> tuple[object, ...]:
+    """The fields of `Plan`; `layout` is that of the weight as a matrix; `volumes` have blocks of
+    their own.
+    """
     sharing = sharing_of(problem, hw)
     fold = sharing.fold
     bank = bank_of(problem, sharing, hw)
@@ -327,6 +340,7 @@ def plan(problem: Problem, layout: str, is_static: bool, hw: Hardware) -> tuple[
         max(1, _STORE_BYTES // result_bytes(problem, block)),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
         is_static,
+        shares_blocks(problem, sharing, _count(problem, block), volumes, hw),
         is_paired(problem, sharing, hw),
     )
 

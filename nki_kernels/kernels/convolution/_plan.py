@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     together: how many chunks of 128 of them are stored by one transfer; layout: how the weights of
     a 1x1 kernel are loaded, "" for a larger one; is_static: transfers have descriptors that are
     made before the run, so that none waits while DGE makes those of the one before, about 600 ns
-    (nki-dge.rst).
+    (nki-dge.rst); by_blocks: cores share blocks of outputs, not output channels.
     """
 
     planes: Axis
@@ -76,6 +76,7 @@ class Plan(NamedTuple):
     together: int
     layout: str
     is_static: bool
+    by_blocks: bool
     is_paired: bool
 
 
@@ -121,6 +122,7 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         layout,
         numbers[19],
         numbers[20],
+        numbers[21],
     )
 
 
@@ -149,6 +151,7 @@ def plan_of_rest(plan: Plan) -> Plan:
         plan.together,
         plan.layout,
         plan.is_static,
+        plan.by_blocks,
         plan.is_paired,
     )
 

@@ -16,6 +16,9 @@ import nki.language as nl
 from trnx.nki_kernels.kernels.convolution._loads import load
 from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis
 
+# Partitions that an instruction may begin at the multiples of; at this one it has no more.
+_QUADRANT = 32
+
 
 class Source(NamedTuple):
     """`tensor[N, C, rows, columns]` in HBM, and into how many strips its images are cut;
@@ -95,10 +98,13 @@ def load_strips(
     room: int,
     heights: Heights,
     apart: int,
+    is_late: bool,
 ) -> Loaded:
     """Strips of channels (first, end) on their way to the partitions from `place` on, with zeros
     for as many more as there is room for. There are no rows before the first channel of all and
-    behind the last one, so that `apart` channels there come in pieces.
+    behind the last one, so that `apart` channels there come in pieces. HBM serves transfers in the
+    order of their triggers, so that a core whose first piece waits for zeros gets all behind the
+    other core's: none waits where the last piece, which has to, `is_late`.
     """
     images, every, height, width = source.tensor.shape
     first, end = channels
@@ -131,7 +137,8 @@ def load_strips(
             (high, heights.rows, 0, source.number - 1),
         ):
             if ends[1] > ends[0]:
-                pieces.append(_load_piece(source, place, first, span, heights, ends))
+                waits = not is_late and bottom > 0
+                pieces.append(_load_piece(source, place, first, span, heights, ends, waits))
     zeros = (top, heights.rows - bottom, heights.needed)
     if begin == stop:
         # What the pieces have need not be cleared.
@@ -146,17 +153,25 @@ def _load_piece(
     span: tuple[int, int],
     heights: Heights,
     ends: tuple[int, int, int, int],
+    waits: bool,
 ) -> Piece:
     """Rows `first .. end` of strips `low .. high` (`ends`), and zeros for those of other strips:
-    of channels (first, end) of a tile, in front of which are so many.
+    of channels (first, end) of a tile, in front of which are so many. `waits`: for the zeros.
     """
     first, end, low, high = ends
     images = source.tensor.shape[0]
     size = source.number * images
     shape = (place + size, span[1] - span[0], end - first, source.tensor.shape[3])
     tile = nl.ndarray(shape, dtype=source.tensor.dtype, buffer=nl.sbuf)[place:]
-    if (high - low) * images < size:
+    if low > 0 and waits:
         nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
+    elif low > 0:
+        nisa.memset(dst=tile[0 : low * images], value=0.0, engine=nisa.engine.vector)
+    if high < source.number:
+        begin = high * images // _QUADRANT * _QUADRANT
+        if place + begin == _QUADRANT and size > begin + _QUADRANT:
+            begin = 0
+        nisa.memset(dst=tile[begin:], value=0.0, engine=nisa.engine.vector)
     if high > low:
         some = tile[low * images : high * images]
         begin = heights.begin + low * heights.step + first

@@ -187,7 +187,7 @@ def _load_right(given: Given, channels: tuple[int, int], piece: int, heights: He
     """Piece number `piece` of the channels (first, end) of the window."""
     begin = channels[0] + piece * given.cut.lanes
     end = min(channels[1], begin + given.cut.lanes)
-    return load_strips(given.window, 0, (begin, end), end - begin, heights, _APART)
+    return load_strips(given.window, 0, (begin, end), end - begin, heights, _APART, True)
 
 
 def _load_left(given: Given, first: int, count: int) -> Left:
@@ -206,7 +206,7 @@ def _load_left(given: Given, first: int, count: int) -> Left:
             # No product takes rows below an image, so zeros need not come there.
             heights = Heights(min(cut.together, cut.rows - row), 0, row, cut.rows)
             left.strips.append(
-                load_strips(given.dense, 0, (first, first + count), count, heights, _APART)
+                load_strips(given.dense, 0, (first, first + count), count, heights, _APART, True)
             )
     return left
 

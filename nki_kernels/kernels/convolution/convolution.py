@@ -91,12 +91,12 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
     problem = problem_of(b)
-    times = b.groups * (b.x.shape[0] if b.x.ndim == 5 else 1)
+    volumes = b.x.shape[0] if b.x.ndim == 5 else 1
     sharing = sharing_of(problem, hw)
     # Weights of blocks side by side are transposed by TensorE.
     turns = problem.taps == 1 and sharing.streams == 1 and layout == DMA
-    few = is_static(problem, blocks(problem, hw), sharing.fold, times, turns)
-    how = plan(problem, layout, few, hw)
+    few = is_static(problem, blocks(problem, hw), sharing.fold, b.groups * volumes, turns)
+    how = plan(problem, layout, few, volumes, hw)
     apart = rows_apart(b)
     return Launch.of(convolution_kernel, b, NAMES, result_shape(b), how, apart)
 

@@ -12,16 +12,13 @@ from dataclasses import replace
 import nki
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient import depthwise_gradient_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient_host import strips_plan
 from trnx.nki_kernels.kernels.convolution._descriptors import is_gradient_static
 from trnx.nki_kernels.kernels.convolution._strips_gradient import strips_gradient_kernel
 from trnx.nki_kernels.kernels.convolution._strips_host import cut_plan
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
-from trnx.nki_kernels.kernels.convolution._weight_halves_host import (
-    images_of_core,
-    shares_images,
-)
 from trnx.nki_kernels.kernels.convolution._weight_host import (
     cost,
     groups_together,
@@ -36,6 +33,15 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
 )
 from trnx.nki_kernels.kernels.convolution._weight_rows import weight_rows_kernel
 from trnx.nki_kernels.kernels.convolution._weight_rows_host import rows_plan
+from trnx.nki_kernels.kernels.convolution._weight_shares import (
+    GRADIENT,
+    IMAGES,
+    PASSES,
+    UNIT,
+    WINDOW,
+    part_of_core,
+    what_is_shared,
+)
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
@@ -53,18 +59,30 @@ def convolution_weight_gradient_kernel(
     keeps: tuple[bool, bool],
     is_turned: bool,
     is_static: bool,
-    by_images: bool,
+    shared: str,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight. `together` groups are one product,
     of which the blocks on the diagonal are wanted. `is_turned`: DMA transposes. `is_static`:
-    descriptors are made before the run (nki-dge.rst). `cores` share the blocks of the result, or
-    `by_images`.
+    descriptors are made before the run (nki-dge.rst). `cores` share what is `shared`
+    (`_weight_shares.py`).
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tensors = (x, grad) if transposed else (grad, x)
     how = (keeps, is_turned, is_static)
-    weight_gradient(out, tensors, (groups, together), numbers, how, cores, by_images)
+    if shared in (WINDOW, GRADIENT):
+        axis = 1 if shared == WINDOW else 0
+        first, end = share_of(shape[axis], cores, UNIT)
+        some = nl.ds(first, end - first)
+        if end > first and axis == 1:
+            both = (tensors[0], tensors[1][:, some])
+            weight_gradient(out[:, some], both, (1, 1), numbers, how, 0, False)
+        elif end > first:
+            both = (tensors[0][:, some], tensors[1])
+            weight_gradient(out[some], both, (1, 1), numbers, how, 0, False)
+    else:
+        count = (groups, together)
+        weight_gradient(out, tensors, count, numbers, how, cores, shared == IMAGES)
     return out
 
 
@@ -91,13 +109,13 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         parts = tuple(int(part) for part in cut[1])
         more = (b.weight.shape, fields, parts, numbers, kept, few)
         return replace(Launch.of(strips_gradient_kernel, b, names, *more), unknown_trips=0)
-    by_images = shares_images(b, kept, hw)
-    if by_images:
-        its = images_of_core(b, hw)
+    shared = what_is_shared(b, hw)
+    if shared != PASSES:
+        its = part_of_core(b, shared, hw)
         numbers, is_turned = plan(its, hw), turns_by_dma(its, hw)
         kept = keeps(its, numbers, hw)
-        few = is_gradient_static(b, numbers, all(kept), is_turned, hw)
-    plain = (b.groups, together, numbers, kept, is_turned, few, by_images)
+        few = is_gradient_static(its, numbers, all(kept), is_turned, hw)
+    plain = (b.groups, together, numbers, kept, is_turned, few, shared)
     return Launch.of(kernel, b, names, b.weight.shape, *plain)
 
 
