@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from trnx.nki_kernels.generator.across import BANK, Across, Phase
-from trnx.nki_kernels.generator.emit import DTYPES, Emitter, call
+from trnx.nki_kernels.generator.emit import Emitter
 from trnx.nki_kernels.generator.emit_calls import indent
+from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import TENSOR
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
@@ -54,7 +55,8 @@ def _of_group(operand: str) -> str:
 class ReductionEmitter(Emitter):
     """See the module's docstring."""
 
-    def _shared(self) -> list[Instruction]:
+    @functools.cached_property
+    def shared(self) -> list[Instruction]:
         """Nothing: what all tiles share is computed in the phase that needs it."""
         return []
 

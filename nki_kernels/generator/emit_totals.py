@@ -15,9 +15,9 @@ import functools
 import torch
 
 from trnx.nki_kernels.generator.across import BANK
-from trnx.nki_kernels.generator.emit import DTYPES, call
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter, products_of_groups
+from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left

@@ -26,7 +26,7 @@ from torch import fx
 
 from trnx.nki_kernels.errors import GeneratorError
 from trnx.nki_kernels.generator import source_cache
-from trnx.nki_kernels.generator.emit import PartCall, emit_calls, module_text
+from trnx.nki_kernels.generator.emit_text import PartCall, emit_calls, module_text
 from trnx.nki_kernels.generator.emitters import emit, emit_part
 from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.parts import Part, parts_of
