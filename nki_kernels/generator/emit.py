@@ -74,6 +74,8 @@ class Emitter(StoreEmitter):
             return [*lines, *self._dma(dst, source)]
         if instruction.dst in self.region.halved:
             return [*lines, *self._halves(instruction, rows, constant=constant)]
+        if instruction.by_row is not None:
+            return [*lines, *self._by_row(instruction, instruction.by_row, dst, constant=constant)]
         if instruction.beside is None:
             return [*lines, *self._instruction(instruction, dst, constant=constant)]
         return [*lines, *self._in_parts(instruction, instruction.beside, dst, constant=constant)]
@@ -98,11 +100,27 @@ class Emitter(StoreEmitter):
         )
         return [*lines, *first, *(second if even else [f"if cut < {size}:", *indent(second)])]
 
+    def _by_row(
+        self, instruction: Instruction, label: int, dst: str, *, constant: bool
+    ) -> list[str]:
+        """A call for each row of a partition."""
+        made = self._instruction(
+            instruction, dst, constant=constant, window="[:, row]", column="[:, row : row + 1]"
+        )
+        return [f"for row in range({self.count(label, constant=constant)}):", *indent(made)]
+
     def _instruction(
-        self, instruction: Instruction, dst: str, *, constant: bool, window: str = ""
+        self,
+        instruction: Instruction,
+        dst: str,
+        *,
+        constant: bool,
+        window: str = "",
+        column: str = "",
     ) -> list[str]:
         """The call of an instruction that writes `dst`: a `window` of all its tiles with free
-        axes, which have the same ones then."""
+        axes, which have the same ones then, but for those with one value a row where it is called
+        by row: of these a `column`."""
         on_bits = instruction.on_bits
         arguments = [f"dst={dst}{BITS if on_bits else ''}{window}"]
         for key, argument in instruction.arguments:
@@ -110,10 +128,11 @@ class Emitter(StoreEmitter):
             if isinstance(argument, Tile):
                 text = self.view(argument, constant=constant, on_bits=on_bits)
                 like = argument.value if argument.like is None else argument.like
-                text += window if self.axes(like) else ""
+                is_column = self.axes(like) == [instruction.by_row]
+                text += column if is_column else window if self.axes(like) else ""
             arguments.append(f"{key}={text}")
         if instruction.result is not None:
-            arguments.append(f"reduce_res={self.name(instruction.result)}")
+            arguments.append(f"reduce_res={self.name(instruction.result)}{column}")
         if instruction.engine is not None:
             arguments.append(f"engine=nisa.engine.{instruction.engine}")
         if instruction.call == "tensor_reduce":

@@ -7,6 +7,7 @@ SBUF, in each partition.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from trnx.nki_kernels.generator.emit import Emitter
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.interleaved import Group, interleaved_products
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
@@ -183,9 +185,10 @@ class ReductionEmitter(Emitter):
 
     def _run(self, combine: Instruction) -> int:
         """How many groups of kept elements lie side by side in a bank, for each half."""
-        reduced, kept = self.across.free(self._source(combine))
+        _, kept = self.across.free(self._source(combine))
         halves = self._halves_of(combine)
-        return max(1, min(BANK // (halves * self.across.size(kept)), self.across.size(reduced)))
+        together = self.across.summed_together(self._source(combine))
+        return max(1, min(BANK // (halves * self.across.size(kept)), together))
 
     def _halves_of(self, combine: Instruction) -> int:
         """How many parts of the partitions of float32 numbers have products of their own, side by
@@ -216,6 +219,13 @@ class ReductionEmitter(Emitter):
         groups, width, run = self._product(reduced), self._product(kept), self._run(combine)
         halves = self._halves_of(combine)
         name = self.name(source)
+        groups_of = self.across.groups(source)
+        if len(groups_of) > 2:
+            return interleaved_products(
+                name, f"{stem}_sums[0]", self.full, halves * run, run,
+                [self._group(labels) for labels in groups_of],
+                self._product_of(source, False, halves, run),
+            )  # fmt: skip
         kept_first = bool(kept) and self.axes(source) != reduced + kept
         shape = f"(p, {width}, {groups})" if kept_first else f"(p, {groups}, {width})"
         lines = [f"flat = {name}.reshape({shape})"]
@@ -233,6 +243,25 @@ class ReductionEmitter(Emitter):
         lines += [f"        goal = {view}", f"        moving = {moving}"]
         return [*lines, *indent(indent(self._product_of(source, kept_first, halves, run)))]
 
+    def _wide_views(self, combine: Instruction, tile: str) -> tuple[str, str]:
+        """A tile and its part of a wide accumulator, whose rows lie outside of all that stays."""
+        source, acc = self._source(combine), f"{self._stem(combine)}_acc"
+        reduced, kept = self.across.free(source)
+        groups = self._product(reduced)
+        outer = list(itertools.takewhile(lambda d: d in kept, self.axes(source)))
+        if not outer:
+            flat = f"{tile}.reshape({self._flat_shape('p', groups, kept)})"
+            return flat, f"{acc}[0:p, 0:{groups}]"
+        outside, inside = self._product(outer), self._product(kept[len(outer) :])
+        flat = f"{tile}.reshape((p, {outside}, {groups}, {inside})).permute((0, 2, 1, 3))"
+        shape = f"({self.rows}, {self.across.size(reduced)}, {outside}, {inside})"
+        return flat, f"{acc}.reshape({shape})[0:p, 0:{groups}]"
+
+    def _group(self, labels: Sequence[int]) -> Group:
+        """Free axes that are all reduced, or all stay."""
+        is_reduced = labels[0] in self.g.reduced
+        return Group(is_reduced, self._product(labels), self.across.size(labels))
+
     def _product_of(self, source: Value, kept_first: bool, halves: int, run: int) -> list[str]:
         """The product of `moving` with ones, or one for each half of its partitions."""
         ones = f"ones_{str(source.dtype)[6:]}"
@@ -246,14 +275,12 @@ class ReductionEmitter(Emitter):
 
     def _in_place(self, combine: Instruction, data: Tile) -> list[str]:
         source = data.value
-        reduced, kept = self.across.free(source)
+        reduced, _ = self.across.free(source)
         name = self.view(data, constant=False, on_bits=False)
         if not reduced:
             return self._add(combine, name)
         if self._is_wide(combine):
-            groups = self._product(reduced)
-            flat = f"{name}.reshape({self._flat_shape('p', groups, kept)})"
-            acc = f"{self._stem(combine)}_acc[0:p, 0:{groups}]"
+            flat, acc = self._wide_views(combine, name)
             return call("nisa.tensor_tensor", [f"dst={acc}", f"data1={acc}", f"data2={flat}",
                                                f"op={self._op(combine)}"])  # fmt: skip
         partial = f"{self._stem(combine)}_part"

@@ -230,7 +230,8 @@ class TotalEmitter(ReductionEmitter):
     def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
         source, run = self._source(combine), self._halves_of(combine) * self._run(combine)
         reduced, kept = self.across.free(source)
-        kept_first = bool(kept) and self.axes(source) != reduced + kept
+        is_interleaved = len(self.across.groups(source)) > 2
+        kept_first = bool(kept) and not is_interleaved and self.axes(source) != reduced + kept
         full = self.full
         lines = [f"for bank in range(len({stem}_sums)):"]
         lines.append(f"    wide = {stem}_sums[bank].shape[1] // {run}")

@@ -275,8 +275,6 @@ class TiledRegion:
             return False
         if self.load_step(data.value) > 1 or instruction.dst.dtype not in _FLOATS:
             return False
-        if self.across is not None and found[0]:
-            return False
         rows = math.prod(map(self.geometry.count, found[1]))
         inner = math.prod(map(self.geometry.count, found[2])) if found[2] else 0
         steps = rows.bit_length() * _HALVING_ELEMENTS
