@@ -71,7 +71,7 @@ class Emitter(StoreEmitter):
             value = instruction.dst
             where = self.address(self.region.load_strides[value], value, rows, constant=constant)
             source = f"src={self.parameters[value.name]}.ap({where})"
-            return [*lines, *self._dma(dst, source)]
+            return [*lines, *self._dma(dst, source, aside=value in self.region.aside)]
         if instruction.dst in self.region.halved:
             return [*lines, *self._halves(instruction, rows, constant=constant)]
         if instruction.by_row is not None:

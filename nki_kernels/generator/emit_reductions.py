@@ -234,11 +234,12 @@ class ReductionEmitter(Emitter):
         lines.append(f"    for bank in range(len({stem}_sums)):")
         lines.append(f"        left = bank * {BANK}")
         lines.append(f"        wide = {stem}_sums[bank].shape[1] // {halves * run}")
+        # What VectorE adds up lies side by side.
+        view = f"{stem}_sums[bank].reshape(({self.full}, wide, {halves * run}))"
         if kept_first:
-            view = f"{stem}_sums[bank].reshape(({self.full}, wide, {halves * run}))"
             moving = "flat[:, left : left + wide, first : first + many]"
         else:
-            view = f"{stem}_sums[bank].reshape(({self.full}, {halves * run}, wide))"
+            view += ".permute((0, 2, 1))"
             moving = "flat[:, first : first + many, left : left + wide]"
         lines += [f"        goal = {view}", f"        moving = {moving}"]
         return [*lines, *indent(indent(self._product_of(source, kept_first, halves, run)))]

@@ -191,9 +191,12 @@ class TileEmitter:
 
     # -- loads -----------------------------------------------------------------------------------
 
-    def _dma(self, dst: str, source: str) -> list[str]:
-        """A copy by DMA, with descriptors made before the run where these are few."""
+    def _dma(self, dst: str, source: str, *, aside: bool = False) -> list[str]:
+        """A copy by DMA, with descriptors made before the run where these are few; by the queue of
+        stores where it is a load `aside`."""
         mode = ["dge_mode=nisa.dge_mode.none"] if self.region.is_static else []
+        if aside:
+            mode = ["dge_mode=nisa.dge_mode.hwdge", "engine=nisa.engine.scalar"]
         return call("nisa.dma_copy", [f"dst={dst}", source, *mode])
 
     def _load_turned(self, value: Value, rows: str, *, constant: bool) -> list[str]:
@@ -230,6 +233,6 @@ class TileEmitter:
         source = f"src={self.parameters[value.name]}.ap({where})"
         return [
             f"{runs} = nl.ndarray(({shape}), dtype={DTYPES[value.dtype]}, buffer=nl.sbuf)",
-            *self._dma(f"{runs}[{run}]", source),
+            *self._dma(f"{runs}[{run}]", source, aside=value in self.region.aside),
             f"{name} = {runs}[{run} : {step}]",
         ]

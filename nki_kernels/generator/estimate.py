@@ -51,7 +51,8 @@ class Estimate:
     """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
     `labels` its free axes in the order of the tile, `halved` the reductions that take no strides,
     `turned` the loads that DMA transposes, `permuted` the values that lie in an order of their own,
-    `turned_store` says how TensorE transposes a result for its store;
+    `turned_store` says how TensorE transposes a result for its store; the queue of stores has the
+    loads `aside`;
     `is_static` says that descriptors lie in HBM."""
 
     def __init__(
@@ -64,6 +65,7 @@ class Estimate:
         turned: frozenset[Value],
         permuted: Collection[Value],
         turned_store: TurnedStores,
+        aside: Collection[Value],
         *,
         is_static: bool,
     ) -> None:
@@ -71,6 +73,7 @@ class Estimate:
         self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
         self._costs = EngineCosts(hw, self._elements, permuted)
         self._halved, self._turned, self._turned_store = halved, turned, turned_store
+        self._aside = aside
         constants = timing(hw)
         self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
         self._ops: list[Op] = []
@@ -90,7 +93,7 @@ class Estimate:
         if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and rows_loop:
             few = dataclasses.replace(geometry, rows=(rest,))
             self._left = Estimate(
-                hw, few, elements, labels, halved, turned, permuted, turned_store,
+                hw, few, elements, labels, halved, turned, permuted, turned_store, aside,
                 is_static=is_static,
             )  # fmt: skip
 
@@ -204,15 +207,11 @@ class Estimate:
                     self._first_table(phase.each)
                 turns = list(_turns(count, one.depth, one.orders(), by_stage=by_stage))
                 marks.append(self._phase_tiles(across, one, turns, block, loads, strides))
-                one_phase = any(len(i.reads()) > 1 for i in phase.combines)
                 later = phases[phases.index(phase) + 1 :]
                 following = [i for p in later for i in (*p.once, *p.each)]
-                if not one_phase:
-                    self._first_table(following)
+                self._first_table(following)
                 for i in phase.combines:
                     self._combine(i, block)
-                if one_phase:
-                    self._first_table(following)
                 for n in phase.stores:
                     if not across.varies(across.results[n]):
                         self._store(across.results[n], strides[across.results[n]], (block, None))
@@ -273,11 +272,8 @@ class Estimate:
         if len(combine.reads()) > 1:
             # Sums of tiles are scaled by the maximum of all.
             most = combine.reads()[1].args[0]
-            scaled_by: tuple[int, ...] = (self._made[("total", most), block],)
-            for engine in (VECTOR, SCALAR):
-                scaled_by = (self._chain(engine, 1, scaled_by),)
-            after += scaled_by
-            for _ in range(2):
+            after += (self._made[("total", most), block],)
+            for _ in range(3):
                 after = (self._chain(VECTOR, self._geometry.tiles, after),)
         if last is not None and self._ops[last].queue == TENSOR:
             (source,) = (v for v in partial.args if isinstance(v, Value))
@@ -460,7 +456,8 @@ class Estimate:
             done = issue - constants.dma_issue_ns + constants.dma_done_ns
             return Op(_LOADS, issue, done, transfer=transfer)
         transfer = self._transfer(value, strides)
-        return Op(_LOADS, self._issue, constants.dma_done_ns, transfer=transfer)
+        queue = _STORES if value in self._aside else _LOADS
+        return Op(queue, self._issue, constants.dma_done_ns, transfer=transfer)
 
     def _compute(self, instruction: Instruction, share: float) -> Op:
         constants, engine = timing(self._hw), engine_of(instruction)

@@ -40,7 +40,8 @@ def interleaved_products(
 ) -> list[str]:
     """The loops around `product`, which adds `moving` to the columns of `goal`: views of a `tile`
     whose free axes are `groups`, and of a `bank` with `columns` elements of the longest reduced
-    group outside of all that stays; `run` of them are added at a time, `many` in the last turn."""
+    group side by side for each of those that stay; `run` of them are added at a time, `many` in the
+    last turn."""
     chosen = longest(groups)
     places, taken = dict[int, str](), list[int]()
     for i, group in enumerate(groups):
@@ -52,7 +53,9 @@ def interleaved_products(
             taken.append(i)
     order = [0, 1 + taken.index(chosen), *(1 + taken.index(i) for i in taken if i != chosen)]
     turned = "" if order == sorted(order) else f".permute(({', '.join(map(str, order))}))"
-    kept = ", ".join(group.count for group in groups if not group.is_reduced)
+    counts = [group.count for group in groups if not group.is_reduced]
+    kept, last = ", ".join(counts), len(counts) + 1
+    stays = ", ".join(map(str, range(1, last)))
     window = ", ".join([":", *(places[i] for i in range(len(groups)))])
     count = groups[chosen].count
     lines = [
@@ -66,6 +69,6 @@ def interleaved_products(
             lines = [f"for at{i} in range({group.count}):", *indent(lines)]
     return [
         f"flat = {tile}.reshape((p, {', '.join(group.count for group in groups)}))",
-        f"goal = {bank}.reshape(({full}, {columns}, {kept}))",
+        f"goal = {bank}.reshape(({full}, {kept}, {columns})).permute((0, {last}, {stays}))",
         *lines,
     ]

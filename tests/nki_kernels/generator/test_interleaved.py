@@ -81,7 +81,7 @@ def test_the_longest_group_fills_a_bank() -> None:
     lines = interleaved_products("x", "bank", 128, 8, 4, groups, ["add()"])
     assert lines == [
         "flat = x.reshape((p, n0, n1, n2))",
-        "goal = bank.reshape((128, 8, n1))",
+        "goal = bank.reshape((128, n1, 8)).permute((0, 2, 1))",
         "for at0 in range(n0):",
         "    for first in range(0, n2, 4):",
         "        many = min(4, n2 - first)",
