@@ -271,7 +271,7 @@ class FusedKernel:
         def try_out(region: TiledRegion) -> float:
             """The time of `region`, infinite where it is not scheduled."""
             nonlocal best, least, left
-            many = region.geometry.tiles_of_core * len(region.instructions)
+            many = region.geometry.tiles_of_core * region.calls
             if times and (least <= enough or many > left):
                 return math.inf
             one = self._made(region, b, hw)

@@ -110,6 +110,12 @@ class TiledRegion:
         return (self.geometry, self.keeps, calls, order, stages, self.copies_on, len(self.aside))
 
     @property
+    def calls(self) -> int:
+        """How many instructions a tile has, each row of those by row counted."""
+        by_row = [i.by_row for i in self.instructions]
+        return sum(1 if label is None else self.geometry.count(label) for label in by_row)
+
+    @property
     def in_turn(self) -> int:
         """The first stage that all tiles run before any runs the next one; as many as there are
         where stages of several tiles always run beside each other."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from drawn import draw
 
+from trnx.nki_kernels.generator.emitters import emit
 from trnx.nki_kernels.generator.loads_aside import with_loads_aside
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.simulator.hardware import hardware
@@ -51,6 +52,10 @@ def test_not_before_trn2_nor_with_descriptors_that_are_there(region: Build, cuts
     assert all(not with_loads_aside(cut, hardware("trn2")) for cut in cuts.of(small))
 
 
-def test_a_kernel_with_many_loads_has_two_queues(region: Build) -> None:
-    made = region(three, *(draw(512, 300, 40).transpose(0, i) for i in (0, 1, 2)))
-    assert "engine=nisa.engine.scalar" in made.source()
+def test_every_second_load_is_by_the_queue_of_stores(region: Build, cuts: Cuts) -> None:
+    x, y = draw(129, 260, 3), draw(129, 3, 260).transpose(1, 2)
+    made = region(three, x, y, draw(129, 260, 3))
+    cut = next(cut for cut in aside(cuts.of(made)) if len(cut.aside) == 1)
+    source = emit("fused", "", {"x": "x0", "y": "x1", "z": "x2"}, cut)
+    assert source.count("engine=nisa.engine.scalar") == 1
+    assert source.count("nisa.dma_copy") == 4

@@ -66,6 +66,8 @@ def test_what_else_reads_the_difference_keeps_it(region: Build, cuts: Cuts) -> N
 
     made = region(function, draw(1000, 64, dtype=torch.float32))
     every = by_row(cuts.of(made))
+    rows = every[0].geometry.count(every[0].geometry.partition)
+    assert every[0].calls == len(every[0].instructions) - 1 + rows
     assert all(i.call != "activation" or len(i.reads()) == 1 for i in every[0].instructions)
     cuts.check(made, every[:2])
 
