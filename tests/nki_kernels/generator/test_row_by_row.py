@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from drawn import draw
 
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.simulator import simulate
+from trnx.simulator.hardware import TRN2
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
@@ -80,3 +83,14 @@ def test_short_rows_have_no_activations_of_their_own(region: Build, cuts: Cuts) 
 def test_rows_of_a_useful_length_are_taken_one_by_one(region: Build) -> None:
     made = region(logsumexp, draw(22186, 129, dtype=torch.float32))
     assert "for row in range(k):" in made.source()
+
+
+def test_both_cores_take_rows_one_by_one(region: Build) -> None:
+    x = draw(22186, 129, dtype=torch.float32)
+    made, two = region(logsumexp, x), replace(TRN2, cores=2)
+    assert "for row in range(k):" in made.kernel.source(made.bindings, two)
+    launch = made.kernel.launch(made.bindings, two)
+    assert launch.grid == 2
+    found = simulate(launch.kernel, grid=2)(x)
+    (result,) = found if isinstance(found, (list, tuple)) else (found,)
+    torch.testing.assert_close(result, made.eager()[0], rtol=1e-5, atol=1e-5)
