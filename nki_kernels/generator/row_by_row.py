@@ -124,8 +124,9 @@ class _Rows:
         if shift is not None:
             x, below = (tile for _, tile in shift.arguments if isinstance(tile, Tile))
             bias = Value("alu", "multiply", (below.value, -1.0), torch.float32, below.value.axes)
-            negated = [("data", Tile(below.value, None)), ("op0", "nl.multiply")]
-            before.append(Instruction("tensor_scalar", bias, (*negated, ("operand0", "-1.0"))))
+            negated: list[tuple[str, Argument]] = [("data", Tile(below.value, None))]
+            negated += [("op0", "nl.multiply"), ("operand0", "-1.0")]
+            before.append(Instruction("tensor_scalar", bias, tuple(negated)))
             arguments = [(key, x if key == "data" else a) for key, a in arguments]
             arguments.append(("bias", Tile(bias, None)))
         arguments += [("reduce_op", "nl.add"), ("reduce_cmd", "nisa.reduce_cmd.reset_reduce")]
