@@ -37,9 +37,6 @@ from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instructio
 
 BANK = 512  # float32 values of a partition in a bank of PSUM
 MOST_SUMS = 2048  # four of the eight banks
-# So many groups of reduced axes and of those that stay take turns at the most in what TensorE adds
-# up: a view has three free axes then.
-_MOST_GROUPS = 4
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -236,8 +233,8 @@ class Across:
         return math.prod(self.geometry.count(d) for d in labels)
 
     def sums_on_tensor(self, instruction: Instruction) -> bool:
-        """Whether TensorE adds up what an instruction reduces: floats; a bank has all that stays,
-        unless it lies together at one end of the tile."""
+        """Whether TensorE adds up what an instruction reduces: floats, and the reduced axes lie
+        together; a bank has all that stays, unless it lies behind them."""
         if not self.geometry.crosses or instruction.call != "tensor_reduce":
             return False
         if instruction.dst not in self._partials:
@@ -253,7 +250,7 @@ class Across:
             ("op", "nl.add") in instruction.arguments
             and source.dtype in _FLOATS
             and self.size(kept) <= most
-            and len(self.groups(source)) <= _MOST_GROUPS
+            and (len(self.groups(source)) <= 2 or self.is_between(source))
         )
 
     def groups(self, value: Value) -> list[list[int]]:
@@ -263,10 +260,10 @@ class Across:
         found = itertools.groupby(labels, key=lambda label: label in self.geometry.reduced)
         return [list(group) for _, group in found]
 
-    def summed_together(self, value: Value) -> int:
-        """How many elements of one group of reduced axes a tile has, of the longest one."""
-        reduced = [g for g in self.groups(value) if g[0] in self.geometry.reduced]
-        return max(map(self.size, reduced), default=1)
+    def is_between(self, value: Value) -> bool:
+        """Whether the reduced axes of a tile lie together between those that stay."""
+        groups = self.groups(value)
+        return len(groups) == 3 and groups[1][0] in self.geometry.reduced
 
     def loops(self, *, reduced: bool) -> list[Axis]:
         """The loops over reduced dimensions, or those over the others."""

@@ -17,7 +17,7 @@ from trnx.nki_kernels.generator.emit import Emitter
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import TENSOR
-from trnx.nki_kernels.generator.interleaved import Group, interleaved_products
+from trnx.nki_kernels.generator.interleaved import interleaved_products
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
@@ -185,10 +185,9 @@ class ReductionEmitter(Emitter):
 
     def _run(self, combine: Instruction) -> int:
         """How many groups of kept elements lie side by side in a bank, for each half."""
-        _, kept = self.across.free(self._source(combine))
+        reduced, kept = self.across.free(self._source(combine))
         halves = self._halves_of(combine)
-        together = self.across.summed_together(self._source(combine))
-        return max(1, min(BANK // (halves * self.across.size(kept)), together))
+        return max(1, min(BANK // (halves * self.across.size(kept)), self.across.size(reduced)))
 
     def _halves_of(self, combine: Instruction) -> int:
         """How many parts of the partitions of float32 numbers have products of their own, side by
@@ -219,13 +218,11 @@ class ReductionEmitter(Emitter):
         groups, width, run = self._product(reduced), self._product(kept), self._run(combine)
         halves = self._halves_of(combine)
         name = self.name(source)
-        groups_of = self.across.groups(source)
-        if len(groups_of) > 2:
-            return interleaved_products(
-                name, f"{stem}_sums[0]", self.full, halves * run, run,
-                [self._group(labels) for labels in groups_of],
-                self._product_of(source, False, halves, run),
-            )  # fmt: skip
+        if self.across.is_between(source):
+            counts = [self._product(labels) for labels in self.across.groups(source)]
+            product = self._product_of(source, False, halves, run)
+            bank = f"{stem}_sums[0]"
+            return interleaved_products(name, bank, self.full, halves * run, run, counts, product)
         kept_first = bool(kept) and self.axes(source) != reduced + kept
         shape = f"(p, {width}, {groups})" if kept_first else f"(p, {groups}, {width})"
         lines = [f"flat = {name}.reshape({shape})"]
@@ -257,11 +254,6 @@ class ReductionEmitter(Emitter):
         flat = f"{tile}.reshape((p, {outside}, {groups}, {inside})).permute((0, 2, 1, 3))"
         shape = f"({self.rows}, {self.across.size(reduced)}, {outside}, {inside})"
         return flat, f"{acc}.reshape({shape})[0:p, 0:{groups}]"
-
-    def _group(self, labels: Sequence[int]) -> Group:
-        """Free axes that are all reduced, or all stay."""
-        is_reduced = labels[0] in self.g.reduced
-        return Group(is_reduced, self._product(labels), self.across.size(labels))
 
     def _product_of(self, source: Value, kept_first: bool, halves: int, run: int) -> list[str]:
         """The product of `moving` with ones, or one for each half of its partitions."""
