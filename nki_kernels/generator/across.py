@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -232,8 +233,8 @@ class Across:
         return math.prod(self.geometry.count(d) for d in labels)
 
     def sums_on_tensor(self, instruction: Instruction) -> bool:
-        """Whether TensorE adds up what an instruction reduces: floats, and the axes that stay lie
-        together at one end of the tile."""
+        """Whether TensorE adds up what an instruction reduces: floats, and the reduced axes lie
+        together; a bank has all that stays, unless it lies behind them."""
         if not self.geometry.crosses or instruction.call != "tensor_reduce":
             return False
         if instruction.dst not in self._partials:
@@ -249,8 +250,20 @@ class Across:
             ("op", "nl.add") in instruction.arguments
             and source.dtype in _FLOATS
             and self.size(kept) <= most
-            and labels in (reduced + kept, kept + reduced)
+            and (len(self.groups(source)) <= 2 or self.is_between(source))
         )
+
+    def groups(self, value: Value) -> list[list[int]]:
+        """The free axes of a tile in its order, with neighbours that are all reduced or all stay
+        together."""
+        labels = [label for label in self.geometry.free_labels if label in value.axes]
+        found = itertools.groupby(labels, key=lambda label: label in self.geometry.reduced)
+        return [list(group) for _, group in found]
+
+    def is_between(self, value: Value) -> bool:
+        """Whether the reduced axes of a tile lie together between those that stay."""
+        groups = self.groups(value)
+        return len(groups) == 3 and groups[1][0] in self.geometry.reduced
 
     def loops(self, *, reduced: bool) -> list[Axis]:
         """The loops over reduced dimensions, or those over the others."""

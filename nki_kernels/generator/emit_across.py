@@ -84,7 +84,7 @@ class AcrossEmitter(PhaseEmitter):
             lines.append(f"kept{n} = []")
         if phase.each:
             lines += self._tiles(n, arguments)
-        if phase.combines and not any(map(self.across.in_one_phase, phase.combines)):
+        if phase.combines:
             lines += self._next_table(n)
         for i in phase.combines:
             is_one = i.dst in self._in_one(n)

@@ -7,14 +7,17 @@ SBUF, in each partition.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import torch
 
 from trnx.nki_kernels.generator.across import BANK, Across, Phase
-from trnx.nki_kernels.generator.emit import DTYPES, Emitter, call
+from trnx.nki_kernels.generator.emit import Emitter
 from trnx.nki_kernels.generator.emit_calls import indent
+from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.interleaved import interleaved_products
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
@@ -54,7 +57,8 @@ def _of_group(operand: str) -> str:
 class ReductionEmitter(Emitter):
     """See the module's docstring."""
 
-    def _shared(self) -> list[Instruction]:
+    @functools.cached_property
+    def shared(self) -> list[Instruction]:
         """Nothing: what all tiles share is computed in the phase that needs it."""
         return []
 
@@ -214,6 +218,11 @@ class ReductionEmitter(Emitter):
         groups, width, run = self._product(reduced), self._product(kept), self._run(combine)
         halves = self._halves_of(combine)
         name = self.name(source)
+        if self.across.is_between(source):
+            counts = [self._product(labels) for labels in self.across.groups(source)]
+            product = self._product_of(source, False, halves, run)
+            bank = f"{stem}_sums[0]"
+            return interleaved_products(name, bank, self.full, halves * run, run, counts, product)
         kept_first = bool(kept) and self.axes(source) != reduced + kept
         shape = f"(p, {width}, {groups})" if kept_first else f"(p, {groups}, {width})"
         lines = [f"flat = {name}.reshape({shape})"]
@@ -222,14 +231,29 @@ class ReductionEmitter(Emitter):
         lines.append(f"    for bank in range(len({stem}_sums)):")
         lines.append(f"        left = bank * {BANK}")
         lines.append(f"        wide = {stem}_sums[bank].shape[1] // {halves * run}")
+        # What VectorE adds up lies side by side.
+        view = f"{stem}_sums[bank].reshape(({self.full}, wide, {halves * run}))"
         if kept_first:
-            view = f"{stem}_sums[bank].reshape(({self.full}, wide, {halves * run}))"
             moving = "flat[:, left : left + wide, first : first + many]"
         else:
-            view = f"{stem}_sums[bank].reshape(({self.full}, {halves * run}, wide))"
+            view += ".permute((0, 2, 1))"
             moving = "flat[:, first : first + many, left : left + wide]"
         lines += [f"        goal = {view}", f"        moving = {moving}"]
         return [*lines, *indent(indent(self._product_of(source, kept_first, halves, run)))]
+
+    def _wide_views(self, combine: Instruction, tile: str) -> tuple[str, str]:
+        """A tile and its part of a wide accumulator, whose rows lie outside of all that stays."""
+        source, acc = self._source(combine), f"{self._stem(combine)}_acc"
+        reduced, kept = self.across.free(source)
+        groups = self._product(reduced)
+        outer = list(itertools.takewhile(lambda d: d in kept, self.axes(source)))
+        if not outer:
+            flat = f"{tile}.reshape({self._flat_shape('p', groups, kept)})"
+            return flat, f"{acc}[0:p, 0:{groups}]"
+        outside, inside = self._product(outer), self._product(kept[len(outer) :])
+        flat = f"{tile}.reshape((p, {outside}, {groups}, {inside})).permute((0, 2, 1, 3))"
+        shape = f"({self.rows}, {self.across.size(reduced)}, {outside}, {inside})"
+        return flat, f"{acc}.reshape({shape})[0:p, 0:{groups}]"
 
     def _product_of(self, source: Value, kept_first: bool, halves: int, run: int) -> list[str]:
         """The product of `moving` with ones, or one for each half of its partitions."""
@@ -244,14 +268,12 @@ class ReductionEmitter(Emitter):
 
     def _in_place(self, combine: Instruction, data: Tile) -> list[str]:
         source = data.value
-        reduced, kept = self.across.free(source)
+        reduced, _ = self.across.free(source)
         name = self.view(data, constant=False, on_bits=False)
         if not reduced:
             return self._add(combine, name)
         if self._is_wide(combine):
-            groups = self._product(reduced)
-            flat = f"{name}.reshape({self._flat_shape('p', groups, kept)})"
-            acc = f"{self._stem(combine)}_acc[0:p, 0:{groups}]"
+            flat, acc = self._wide_views(combine, name)
             return call("nisa.tensor_tensor", [f"dst={acc}", f"data1={acc}", f"data2={flat}",
                                                f"op={self._op(combine)}"])  # fmt: skip
         partial = f"{self._stem(combine)}_part"

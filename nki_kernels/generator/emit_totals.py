@@ -11,13 +11,14 @@ equal terms is a quarter as far off.
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
 from trnx.nki_kernels.generator.across import BANK
-from trnx.nki_kernels.generator.emit import DTYPES, call
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter, products_of_groups
+from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
@@ -190,17 +191,15 @@ class TotalEmitter(ReductionEmitter):
         return [f"nisa.tensor_reduce(dst={goal}, op={op}, data={columns}, axis=(1,))"]
 
     def _scaled(self, combine: Instruction, most: Value) -> list[str]:
-        """`parts`: the sums of all tiles, each times exp(its maximum - that of all)."""
+        """`parts`: the sums of all tiles, each times exp(its maximum - that of all): a power of
+        VectorE, so that ScalarE has the table of what follows by then. The error of the base is
+        that of a weight w times its exponent, less than an ulp of the largest weight."""
         stem, rows = self._stem(combine), self.rows
-        n = next(n for n, phase in enumerate(self.phases) if combine in phase.combines)
+        scaled = ["dst=scales", f"data={stem}_below", "op0=nl.add"]
+        scaled += [f"operand0={self.name(most)}", "op1=nl.power", f"operand1={math.exp(-1)!r}"]
         return [
-            f"shift = nl.ndarray(({rows}, 1), dtype=nl.float32, buffer=nl.sbuf)",
-            "nisa.tensor_scalar(",
-            f"    dst=shift, data={self.name(most)}, op0=nl.multiply, operand0=-1.0,",
-            ")",
             f"scales = nl.ndarray(({rows}, {self.across.steps}), dtype=nl.float32, buffer=nl.sbuf)",
-            f"nisa.activation(dst=scales, op=nl.exp, data={stem}_below, scale=-1.0, bias=shift)",
-            *self._next_table(n),
+            *call("nisa.tensor_scalar", [*scaled, "reverse1=True"]),
             f"nisa.tensor_tensor(dst=scales, data1=scales, data2={stem}_sums, op=nl.multiply)",
             f"parts = nl.ndarray(({rows}, 1), dtype=nl.float32, buffer=nl.sbuf)",
             "nisa.tensor_reduce(dst=parts, op=nl.add, data=scales, axis=(1,))",
@@ -228,19 +227,13 @@ class TotalEmitter(ReductionEmitter):
         )
 
     def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
-        source, run = self._source(combine), self._halves_of(combine) * self._run(combine)
-        reduced, kept = self.across.free(source)
-        kept_first = bool(kept) and self.axes(source) != reduced + kept
-        full = self.full
+        run = self._halves_of(combine) * self._run(combine)
         lines = [f"for bank in range(len({stem}_sums)):"]
         lines.append(f"    wide = {stem}_sums[bank].shape[1] // {run}")
         lines.append(f"    goal = total[:, bank * {BANK} : bank * {BANK} + wide]")
         if run == 1:
             return [*lines, f"    nisa.tensor_copy(dst=goal, src={stem}_sums[bank])"]
-        if kept_first:
-            view = f"{stem}_sums[bank].reshape(({full}, wide, {run}))"
-        else:
-            view = f"{stem}_sums[bank].reshape(({full}, {run}, wide)).permute((0, 2, 1))"
+        view = f"{stem}_sums[bank].reshape(({self.full}, wide, {run}))"
         return [*lines, f"    nisa.tensor_reduce(dst=goal, op=nl.add, data={view}, axis=(2,))"]
 
     def _summed(self, width: str) -> list[str]:

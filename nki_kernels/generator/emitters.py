@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trnx.nki_kernels.generator.emit import DECORATOR, Emitter, module_text
+from trnx.nki_kernels.generator.emit import Emitter
 from trnx.nki_kernels.generator.emit_across import AcrossEmitter
+from trnx.nki_kernels.generator.emit_text import DECORATOR, module_text
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 

@@ -94,6 +94,9 @@ class EngineCosts:
             return {TENSOR: size * columns * 1e9 / chip.pe_clock}
         if engine == SCALAR:
             cycles = size * share + constants.scalar_issue_cycles
+            if instruction.by_row is not None:
+                each = constants.scalar_issue_cycles + constants.scalar_extra_cycles
+                cycles = size + self._rows(instruction) * each
             return {SCALAR: cycles * 1e9 / chip.scalar_clock}
         if engine == GPSIMD:
             work = size * max(1, self._tiles_read(instruction, size))
@@ -103,6 +106,10 @@ class EngineCosts:
         taken = (size * share / width + constants.vector_issue_cycles) * 1e9 / chip.vector_clock
         shares = width > 1 or chip.generation == 2
         return {VECTOR: taken, PORT: taken} if shares else {VECTOR: taken}
+
+    def _rows(self, instruction: Instruction) -> int:
+        """The calls of an instruction by row: each gives one sum."""
+        return 0 if instruction.result is None else self.elements(instruction.result)
 
     def dma(self, value: Value) -> float:
         """ns that a load or store of a tile takes at the full rate."""

@@ -1,98 +1,36 @@
 """What a cut of a region takes: the first tiles as `timeline.py` runs them, the rest at their pace.
-
-DMA counts the runs of each access pattern and the triggers of each queue, VectorE the strides of
-what it reduces. No Program is traced.
+No Program is traced.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from trnx.nki_kernels.generator import narrowing
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
-    GPSIMD,
-    PORT,
-    SCALAR,
     TENSOR,
     VECTOR,
-    EngineCosts,
-    engine_of,
     next_table,
-    parts_of,
     table_loads,
     table_of_call,
 )
-from trnx.nki_kernels.generator.geometry import Geometry, RowTiles, Strides
-from trnx.nki_kernels.generator.ir import Dims, Value
+from trnx.nki_kernels.generator.geometry import RowTiles, Strides
+from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
-from trnx.nki_kernels.generator.timeline import Op, visible_times
-from trnx.nki_kernels.generator.turned_store import TurnedStore
+from trnx.nki_kernels.generator.tile_ops import PACE, TileOps
 from trnx.nki_kernels.generator.turned_totals import turned_total
-from trnx.simulator.costs.constants import timing
-from trnx.simulator.hardware import Hardware
 
-_PARTITIONS_PER_ENGINE = 8  # of DMA: 128 partitions over 16 engines, trainium_inferentia2_arch.rst
-_LOADS, _STORES = "load queue", "store queue"
 # Tiles of a loop, and blocks of phases, whose ops are run; an even number, because every other tile
 # may run its stages backwards.
-_MOST_TILES, _MOST_BLOCKS, _PACE = 6, 2, 4
+_MOST_TILES, _MOST_BLOCKS = 6, 2
 
-Elements = Callable[[Value, Geometry], int]
 Stores = Sequence[tuple[Value, Strides]]
-TurnedStores = Callable[[Value, Strides], TurnedStore | None]
-_Key = tuple[Hashable, Hashable]
 
 
-class Estimate:
-    """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
-    `labels` its free axes in the order of the tile, `halved` the reductions that take no strides,
-    `turned` the loads that DMA transposes, `permuted` the values that lie in an order of their own,
-    `turned_store` says how TensorE transposes a result for its store;
-    `is_static` says that descriptors lie in HBM."""
-
-    def __init__(
-        self,
-        hw: Hardware,
-        geometry: Geometry,
-        elements: Elements,
-        labels: Callable[[Value], Dims],
-        halved: frozenset[Value],
-        turned: frozenset[Value],
-        permuted: Collection[Value],
-        turned_store: TurnedStores,
-        *,
-        is_static: bool,
-    ) -> None:
-        self._hw, self._geometry, self._labels = hw, geometry, labels
-        self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
-        self._costs = EngineCosts(hw, self._elements, permuted)
-        self._halved, self._turned, self._turned_store = halved, turned, turned_store
-        constants = timing(hw)
-        self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
-        self._ops: list[Op] = []
-        self._made: dict[_Key, int] = {}
-        self._known: dict[tuple[Instruction, float], Op] = {}
-        # The op of the other engine where two share a tile.
-        self._beside: dict[int, int] = {}
-        self._stored: dict[Value, int] = {}
-        self._in_columns: frozenset[Value] = frozenset()
-        self._turned_total: Instruction | None = None
-        self._steps = 1
-        # Which tiles have what is left of the rows, of a row in each partition.
-        self._is_left: Callable[[Hashable], bool] = lambda _: False
-        self._left: Estimate | None = None
-        rest = geometry.rows[-1]
-        rows_loop = geometry.crosses or not geometry.in_phases
-        if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and rows_loop:
-            few = dataclasses.replace(geometry, rows=(rest,))
-            self._left = Estimate(
-                hw, few, elements, labels, halved, turned, permuted, turned_store,
-                is_static=is_static,
-            )  # fmt: skip
+class Estimate(TileOps):
+    """Estimates for one geometry."""
 
     # -- whole rows ------------------------------------------------------------------------------
 
@@ -148,7 +86,7 @@ class Estimate:
             return self._end()
         # With as many tiles behind them in work as in the middle of many.
         ends[first - 1] = ends[first - 1][: count - first + 1]
-        apart = 3 if period == 3 else _PACE
+        apart = 3 if period == 3 else PACE
         return self._end() + (tiles - count) * sum(self._pace(e, apart) for e in ends.values())
 
     def _rows_again(self) -> int:
@@ -157,16 +95,7 @@ class Estimate:
         share = self._geometry.shares[0] if self._geometry.shares else None
         rows = self._geometry.rows if share is None else share.rows
         period = sum(len(r.starts) for r in rows)
-        return period if self._geometry.loops and 1 < period <= _PACE else 0
-
-    def _end(self, last: int | None = None) -> float:
-        """When the ops up to `last`, by default all, have ended."""
-        ops = self._ops if last is None else self._ops[: last + 1]
-        return max(visible_times(ops, timing(self._hw)), default=0.0)
-
-    def _pace(self, ends: Sequence[int], apart: int = _PACE) -> float:
-        """What one more tile takes, by the last `apart`; `ends` are the last ops of tiles."""
-        return (self._end(ends[-1]) - self._end(ends[-1 - apart])) / apart
+        return period if self._geometry.loops and 1 < period <= PACE else 0
 
     # -- phases ----------------------------------------------------------------------------------
 
@@ -204,20 +133,16 @@ class Estimate:
                     self._first_table(phase.each)
                 turns = list(_turns(count, one.depth, one.orders(), by_stage=by_stage))
                 marks.append(self._phase_tiles(across, one, turns, block, loads, strides))
-                one_phase = any(len(i.reads()) > 1 for i in phase.combines)
                 later = phases[phases.index(phase) + 1 :]
                 following = [i for p in later for i in (*p.once, *p.each)]
-                if not one_phase:
-                    self._first_table(following)
+                self._first_table(following)
                 for i in phase.combines:
                     self._combine(i, block)
-                if one_phase:
-                    self._first_table(following)
                 for n in phase.stores:
                     if not across.varies(across.results[n]):
                         self._store(across.results[n], strides[across.results[n]], (block, None))
             ends.append(len(self._ops) - 1)
-        apart = 3 if len(rows) == 3 else _PACE
+        apart = 3 if len(rows) == 3 else PACE
         more = [
             (across.steps - count) * self._pace(mark, apart)
             if across.steps > count and mark
@@ -264,6 +189,18 @@ class Estimate:
                 ends.append(len(self._ops) - 1)
         return ends[: len(ends) - depth + 1]
 
+    def _accumulate(self, instruction: Instruction, value: Value, tile: tuple[int, int]) -> None:
+        """What adds the `value` that an instruction gave to what tiles before gave."""
+        key = (("sum", value), tile[0])
+        made = self._made[value, tile]
+        adds = self._ops[made].queue != TENSOR and value not in self._halved | self._in_columns
+        if adds and not (instruction.result is value and EACH_TILE in value.axes):
+            before = self._made.get(key)
+            made = self._chain(
+                VECTOR, self._elements(value), (made, *(() if before is None else (before,)))
+            )
+        self._made[key] = made
+
     def _combine(self, combine: Instruction, block: int) -> None:
         """What gives the total of all tiles: a chain."""
         partial = combine.reads()[0]
@@ -273,11 +210,8 @@ class Estimate:
         if len(combine.reads()) > 1:
             # Sums of tiles are scaled by the maximum of all.
             most = combine.reads()[1].args[0]
-            scaled_by: tuple[int, ...] = (self._made[("total", most), block],)
-            for engine in (VECTOR, SCALAR):
-                scaled_by = (self._chain(engine, 1, scaled_by),)
-            after += scaled_by
-            for _ in range(2):
+            after += (self._made[("total", most), block],)
+            for _ in range(3):
                 after = (self._chain(VECTOR, self._geometry.tiles, after),)
         if last is not None and self._ops[last].queue == TENSOR:
             (source,) = (v for v in partial.args if isinstance(v, Value))
@@ -322,174 +256,6 @@ class Estimate:
             return after
         return (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
 
-    def _chain(self, engine: str, size: int, after: Sequence[int], table: str = "exp") -> int:
-        """An op of `size` cycles of work; ScalarE needs a `table` for it, none where that is ""."""
-        constants = timing(self._hw)
-        if engine == TENSOR:
-            cycles = max(size, constants.matmul_min_columns) * 1e9 / self._hw.pe_clock
-            drain = constants.matmul_latency_cycles + self._hw.partitions
-            op = Op(engine, cycles, cycles + drain * 1e9 / self._hw.pe_clock, tuple(after))
-        elif engine == SCALAR:
-            clock = 1e9 / self._hw.scalar_clock
-            interval = (size + constants.scalar_issue_cycles) * clock
-            latency = (size + constants.scalar_latency_cycles) * clock
-            op = Op(engine, interval, latency, tuple(after), table=table)
-        else:
-            clock = 1e9 / self._hw.vector_clock
-            op = Op(
-                engine,
-                (size + constants.vector_issue_cycles) * clock,
-                (size + constants.vector_latency_cycles) * clock,
-                tuple(after),
-            )
-        self._ops.append(op)
-        return len(self._ops) - 1
-
-    # -- instructions ----------------------------------------------------------------------------
-
-    def _first_table(self, instructions: Iterable[Instruction]) -> None:
-        table = next(filter(None, map(table_of_call, instructions)), "")
-        if table:
-            self._ops.append(Op(SCALAR, 0.0, 0.0, table=table))
-
-    def _found(self, value: Value, tile: Hashable) -> int | None:
-        """The op that gave a value: of this tile, of its block, or of all tiles."""
-        block = (tile[0], None) if isinstance(tile, tuple) else None
-        for key in ((value, tile), (value, block), (value, None)):
-            if key in self._made:
-                return self._made[key]
-        return None
-
-    def _add(
-        self,
-        instruction: Instruction,
-        loads: Mapping[Value, Strides],
-        tile: Hashable,
-    ) -> None:
-        """The op of an instruction in a tile."""
-        touched = (*instruction.reads(), *instruction.writes())
-        before = [at for v in touched if (at := self._found(v, tile)) is not None]
-        after = (*before, *(self._beside[at] for at in before if at in self._beside))
-        costs = self._left if self._left is not None and self._is_left(tile) else self
-        ops = [costs._op(part, loads, share) for part, share in parts_of(instruction)]
-        self._ops += [dataclasses.replace(op, after=after) for op in ops]
-        self._made.update({(v, tile): len(self._ops) - len(ops) for v in instruction.writes()})
-        if len(ops) > 1:
-            self._beside[len(self._ops) - 2] = len(self._ops) - 1
-
-    def _accumulate(self, instruction: Instruction, value: Value, tile: tuple[int, int]) -> None:
-        """What adds the `value` that an instruction gave to what tiles before gave."""
-        key = (("sum", value), tile[0])
-        made = self._made[value, tile]
-        adds = self._ops[made].queue != TENSOR and value not in self._halved | self._in_columns
-        if adds and not (instruction.result is value and EACH_TILE in value.axes):
-            before = self._made.get(key)
-            made = self._chain(
-                VECTOR, self._elements(value), (made, *(() if before is None else (before,)))
-            )
-        self._made[key] = made
-
-    def _store(
-        self, value: Value, strides: Strides, tile: Hashable, *, waits: bool = False
-    ) -> None:
-        at = self._found(value, tile)
-        constants = timing(self._hw)
-        after: tuple[int, ...] = () if at is None else (at,)
-        after += (self._beside[at],) if at in self._beside else ()
-        turned = self._turned_store(value, strides)
-        split = self._geometry.split(self._labels(value), strides) if turned is None else ()
-        waits = waits or split is None or not (turned is None or turned.is_rectangle)
-        if turned is not None:
-            after = self._transposed(turned, value, after)
-        if waits and value in self._stored:
-            after += (self._stored[value],)
-        self._stored[value] = len(self._ops)
-        costs = self._left if self._left is not None and self._is_left(tile) else self
-        transfer = costs._transfer(value, strides)
-        transfers = math.prod(map(self._geometry.count, split or ()))
-        if turned is not None:
-            transfer, transfers = self._transfer_of(turned, value), turned.blocks
-        self._ops.append(
-            Op(_STORES, transfers * self._issue, constants.dma_done_ns, after, transfer)
-        )
-
-    def _transposed(
-        self, turned: TurnedStore, value: Value, after: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """What transposes a result and copies it out of PSUM."""
-        many = min(turned.transposes, turned.in_a_bank(value.dtype.itemsize))
-        columns = self._geometry.partitions * max(1, value.dtype.itemsize // 2)
-        copies: list[int] = []
-        for _ in range(turned.blocks):
-            for first in range(0, turned.transposes, many):
-                count = min(many, turned.transposes - first)
-                products = [self._chain(TENSOR, columns, after) for _ in range(count)]
-                size = count * self._geometry.partitions
-                copies.append(self._chain(turned.engine, size, products[-1:], table=""))
-        return tuple(copies[-1:])
-
-    def _transfer_of(self, turned: TurnedStore, value: Value) -> float:
-        """ns of the DMA engines for a transposed result."""
-        each = self._moved(turned.elements, turned.run, value.dtype.itemsize)
-        return turned.blocks * min(_PARTITIONS_PER_ENGINE, turned.rows) * each
-
-    def _op(
-        self, instruction: Instruction, loads: Mapping[Value, Strides], share: float = 1.0
-    ) -> Op:
-        """The op of an instruction on a `share` of its tile, without what it waits for."""
-        key = (instruction, share)
-        if key not in self._known:
-            if instruction.call == "load":
-                self._known[key] = self._load(instruction.dst, loads[instruction.dst])
-            else:
-                self._known[key] = self._compute(instruction, share)
-        return self._known[key]
-
-    def _load(self, value: Value, strides: Strides) -> Op:
-        constants, lead = timing(self._hw), self._geometry.lead
-        if value in self._turned:
-            # DMA transposes it, whatever its runs.
-            rate = self._hw.dma_engine_rate / 1e9 * constants.dma_transpose_factor
-            lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
-            transfer = lanes * self._elements(value) * value.dtype.itemsize / rate
-            issue = constants.dma_issue_ns * (1 if lead is None else lead.block)
-            if lead is not None and self._geometry.partitions // lead.block % lanes:
-                # The partitions of two transfers share an engine, which takes one after the other.
-                transfer *= 2
-            # The last transfer is triggered after the others.
-            done = issue - constants.dma_issue_ns + constants.dma_done_ns
-            return Op(_LOADS, issue, done, transfer=transfer)
-        transfer = self._transfer(value, strides)
-        return Op(_LOADS, self._issue, constants.dma_done_ns, transfer=transfer)
-
-    def _compute(self, instruction: Instruction, share: float) -> Op:
-        constants, engine = timing(self._hw), engine_of(instruction)
-        load = self._costs.load_of_part(instruction, engine, share)
-        taken = load[engine]
-        if engine == TENSOR:
-            drain = constants.matmul_latency_cycles + self._hw.partitions
-            return Op(engine, taken, taken + drain * 1e9 / self._hw.pe_clock)
-        if engine == GPSIMD:
-            return Op(engine, taken, taken, port=True)
-        if engine == SCALAR:
-            more = (constants.scalar_latency_cycles - constants.scalar_issue_cycles) * 1e9
-            latency = taken + more / self._hw.scalar_clock
-            return Op(engine, taken, latency, table=table_of_call(instruction))
-        cycle = 1e9 / self._hw.vector_clock
-        if self._is_strided(instruction):
-            taken += taken - constants.vector_issue_cycles * cycle
-        if instruction.dst in self._halved:
-            (source,) = instruction.reads()
-            size, width = self._elements(source), max(1, self._elements(instruction.dst))
-            # Tiles of phases are added up as they are.
-            cycles = size + constants.vector_issue_cycles
-            if not self._geometry.in_phases:
-                cycles = narrowing.cycles(size // width, width)
-            taken = cycles * cycle
-        more = constants.vector_latency_cycles - constants.vector_issue_cycles
-        shares = PORT in load and instruction.dst not in self._halved
-        return Op(engine, taken, taken + more * cycle, port=shares)
-
     def _narrowed(self, partial: Value, width: int, after: tuple[int, ...]) -> tuple[int, ...]:
         """What adds up the rows of a wide accumulator, in halves."""
         if partial not in self._halved:
@@ -500,26 +266,6 @@ class Estimate:
             after = (self._chain(VECTOR, (last - left) * width, after),)
             last = left
         return after if last == 1 else (self._chain(VECTOR, 2 * last * width, after),)
-
-    def _transfer(self, value: Value, strides: Strides) -> float:
-        """ns of the DMA engines, each of which takes the rows of eight partitions."""
-        run = self._geometry.run(self._labels(value), strides)
-        each = self._moved(self._elements(value), run, value.dtype.itemsize)
-        return min(_PARTITIONS_PER_ENGINE, self._geometry.partitions) * each
-
-    def _moved(self, elements: int, run: int, itemsize: int) -> float:
-        """ns of a DMA engine for so many elements of a partition, in runs."""
-        full = elements * itemsize / (self._hw.dma_engine_rate / 1e9)
-        runs, constants = elements / run, timing(self._hw)
-        full += runs * constants.dma_descriptor_extra_ns
-        return max(full, runs * constants.dma_descriptor_ns)
-
-    def _is_strided(self, instruction: Instruction) -> bool:
-        """Whether a reduction walks in steps, at half the rate."""
-        if instruction.call != "tensor_reduce" or instruction.dst in self._halved:
-            return False
-        labels = [d for d in self._geometry.free_labels if d in instruction.reads()[0].axes]
-        return bool(labels) and labels[-1] in instruction.dst.axes
 
 
 def _turns(

@@ -26,7 +26,7 @@ from torch import fx
 
 from trnx.nki_kernels.errors import GeneratorError
 from trnx.nki_kernels.generator import source_cache
-from trnx.nki_kernels.generator.emit import PartCall, emit_calls, module_text
+from trnx.nki_kernels.generator.emit_text import PartCall, emit_calls, module_text
 from trnx.nki_kernels.generator.emitters import emit, emit_part
 from trnx.nki_kernels.generator.lower import specs_of_bindings, specs_of_metadata
 from trnx.nki_kernels.generator.parts import Part, parts_of
@@ -271,7 +271,7 @@ class FusedKernel:
         def try_out(region: TiledRegion) -> float:
             """The time of `region`, infinite where it is not scheduled."""
             nonlocal best, least, left
-            many = region.geometry.tiles_of_core * len(region.instructions)
+            many = region.geometry.tiles_of_core * region.calls
             if times and (least <= enough or many > left):
                 return math.inf
             one = self._made(region, b, hw)

@@ -60,7 +60,8 @@ class Instruction:
 
     `on_bits` says that the float32 tiles are taken as int32; `word` is the word of an int64 that it
     writes; `engine` runs it, which is NKI's choice where it is None (`engines.py`); another engine
-    may compute a part of the tile `beside` it.
+    may compute a part of the tile `beside` it. Where `by_row` is an axis, the first free one of its
+    tiles, it is an instruction for each element of that (`row_by_row.py`).
     """
 
     call: str
@@ -71,6 +72,7 @@ class Instruction:
     engine: str | None = None
     word: int | None = None
     beside: Beside | None = None
+    by_row: int | None = None
 
     def reads(self) -> list[Value]:
         """The values that it reads."""

@@ -16,6 +16,7 @@ from trnx.nki_kernels.generator.geometry import (
     merge,
 )
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.loads_aside import with_loads_aside
 from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
 from trnx.nki_kernels.generator.region_cuts import RegionCuts
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
@@ -79,12 +80,17 @@ def tilings(
         least = min(ns for ns, _ in estimates)
     if least > _FAR_IN_ORDERS * 1e9 * (whole.dma_seconds + hw.region_seconds):
         estimates += _estimates(list(whole.with_long_runs()), hw)
-        least = min(ns for ns, _ in estimates)
+    aside = [found for _, one in _close(estimates) for found in with_loads_aside(one, hw)]
     by_cut: dict[Hashable, list[TiledRegion]] = {}
-    for ns, region in sorted(estimates, key=lambda pair: pair[0]):
-        if ns <= _WORTH_A_TRY * least:
-            by_cut.setdefault((region.geometry, region.keeps), []).append(region)
+    for _, region in _close([*estimates, *_estimates(aside, hw)]):
+        by_cut.setdefault((region.geometry, region.keeps), []).append(region)
     return list(by_cut.values())[:MOST_TILINGS]
+
+
+def _close(estimates: Sequence[tuple[float, TiledRegion]]) -> list[tuple[float, TiledRegion]]:
+    """Those that may be the fastest, the best one by estimate first."""
+    ordered = sorted(estimates, key=lambda pair: pair[0])
+    return [pair for pair in ordered if pair[0] <= _WORTH_A_TRY * ordered[0][0]]
 
 
 def _estimates(regions: Sequence[TiledRegion], hw: Hardware) -> list[tuple[float, TiledRegion]]:

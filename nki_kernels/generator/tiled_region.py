@@ -48,7 +48,8 @@ class TiledRegion:
     Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage`
     all tiles run a stage before any runs the next one, and stay in SBUF between them; so do the
     last stages, from `tail` on where it is not 0, which have little of each tile. What
-    TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`.
+    TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`. The
+    queue of stores has the loads `aside` (`loads_aside.py`).
     """
 
     outputs: tuple[Output, ...]
@@ -66,6 +67,7 @@ class TiledRegion:
     tail: int = 0
     apart: bool = False
     copies_on: str = VECTOR
+    aside: frozenset[Value] = frozenset()
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -83,7 +85,7 @@ class TiledRegion:
 
     def in_phases(self, **choices: Any) -> TiledRegion:
         """The region with other choices about how its tiles are run (`keeps`, `phase_stages`,
-        `apart`, `by_stage`, `copies_on`), which share what is known of the phases."""
+        `apart`, `by_stage`, `copies_on`, `aside`), which share what is known of the phases."""
         found = dataclasses.replace(self, **choices)
         found.__dict__["across"] = self.across
         return found
@@ -105,7 +107,13 @@ class TiledRegion:
         )
         order = tuple(self.layouts.values())
         stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.tail, self.apart)
-        return (self.geometry, self.keeps, calls, order, stages, self.copies_on)
+        return (self.geometry, self.keeps, calls, order, stages, self.copies_on, len(self.aside))
+
+    @property
+    def calls(self) -> int:
+        """How many instructions a tile has, each row of those by row counted."""
+        by_row = [i.by_row for i in self.instructions]
+        return sum(1 if label is None else self.geometry.count(label) for label in by_row)
 
     @property
     def in_turn(self) -> int:
@@ -150,7 +158,7 @@ class TiledRegion:
         turned = frozenset(filter(self.is_turned, self.load_strides))
         estimate = Estimate(
             hw, self.geometry, elements, self.labels, self.halved, turned, self.layouts,
-            self.turned_store, is_static=self.is_static,
+            self.turned_store, self.aside, is_static=self.is_static,
         )  # fmt: skip
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
@@ -274,8 +282,6 @@ class TiledRegion:
         if found is None or not plain or data.value.dtype not in _FLOATS:
             return False
         if self.load_step(data.value) > 1 or instruction.dst.dtype not in _FLOATS:
-            return False
-        if self.across is not None and found[0]:
             return False
         rows = math.prod(map(self.geometry.count, found[1]))
         inner = math.prod(map(self.geometry.count, found[2])) if found[2] else 0

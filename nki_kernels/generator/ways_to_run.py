@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator.engines import (
     table_of_call,
 )
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.row_by_row import row_by_row
 from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.stages import LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
@@ -93,11 +94,16 @@ def placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
 
 
 def ways_of_rows(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
-    """The ways to run the instructions of `region`: one tile after another, and where tiles are
-    many, or two where ScalarE changes its table of functions, in at most `most` stages, on the
-    engines that balance the work or on those that are the default; so that ScalarE loads each table
-    once, few tiles also stage by stage, and many with a tail of the stages that have little of each
-    tile."""
+    """The ways to run the instructions of `region`, also with sums of functions row by row: one
+    tile after another, and where tiles are many, or two where ScalarE changes its table of
+    functions, in at most `most` stages, on the engines that balance the work or on those that are
+    the default; so that ScalarE loads each table once, few tiles also stage by stage, and many with
+    a tail of the stages that have little of each tile."""
+    every = [region, *row_by_row(region)]
+    return [way for one in every for way in _ways_of_rows(one, hw, most)]
+
+
+def _ways_of_rows(region: TiledRegion, hw: Hardware, most: int) -> list[TiledRegion]:
     geometry = region.geometry
     least = 2 if table_loads(region.instructions) else LEAST_TILES
     tiles = geometry.tiles_of_core

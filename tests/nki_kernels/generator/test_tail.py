@@ -56,7 +56,8 @@ def test_with_a_tail_a_table_is_loaded_once(region: Build, cuts: Cuts) -> None:
     chip = hardware("trn2")
     least = {True: INF, False: INF}
     for cut in cuts.of(made):
-        least[cut.tail > 0] = min(least[cut.tail > 0], cut.estimated_ns(chip))
+        if all(i.by_row is None for i in cut.instructions):
+            least[cut.tail > 0] = min(least[cut.tail > 0], cut.estimated_ns(chip))
     assert least[True] < 0.7 * least[False]
 
 
