@@ -85,9 +85,12 @@ class FramePool:
             return self._new()
 
     def _new(self) -> Frame:
-        block = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
+        # Each buffer is a storage of its own, a part of the block: `as_strided` and its scatter
+        # count from the start of the storage, which is where a fresh tensor starts.
+        block = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
         frame = []
         for buffer, offset in zip(self._buffers, self._offsets, strict=True):
-            part = block[offset : offset + buffer.nbytes].view(buffer.spec.dtype)
-            frame.append(part.as_strided(buffer.spec.shape, buffer.spec.strides))
+            part = block[offset : offset + buffer.nbytes]
+            tensor = torch.empty(0, dtype=buffer.spec.dtype, device="cpu")
+            frame.append(tensor.set_(part, 0, buffer.spec.shape, buffer.spec.strides))
         return frame

@@ -9,7 +9,7 @@ from torch import fx
 
 from trnx.fx_passes.aliasing import Aliasing
 from trnx.fx_passes.metadata import replace
-from trnx.fx_passes.nodes import UNFILLED, has_effect, is_random
+from trnx.fx_passes.nodes import UNFILLED, getitems, has_effect, is_random, is_view
 from trnx.fx_passes.passes import Pass
 from trnx.nki_kernels.keys import key_of
 
@@ -22,6 +22,18 @@ def _may_merge(node: fx.Node) -> bool:
     return node.target not in UNFILLED
 
 
+def _can_stand_in(aliasing: Aliasing, old: fx.Node, new: fx.Node) -> bool:
+    """True where all users of `old`, and of each of its results, may read those of `new`."""
+    if is_view(old) or not getitems(old):
+        return aliasing.can_stand_in(old, new)
+    return all(
+        aliasing.can_stand_in(mine, its)
+        for mine in getitems(old)
+        for its in getitems(new)
+        if mine.args[1] == its.args[1]
+    )
+
+
 def _run(gm: fx.GraphModule) -> fx.GraphModule:
     aliasing = Aliasing(gm.graph)
     known: dict[Any, fx.Node] = {}
@@ -32,7 +44,7 @@ def _run(gm: fx.GraphModule) -> fx.GraphModule:
         first = known.setdefault(key, node)
         if first is node or aliasing.touches_written(node):
             continue
-        if aliasing.can_stand_in(node, first):
+        if _can_stand_in(aliasing, node, first):
             aliasing.replaced(node, first)
             replace(node, first)
     return gm

@@ -130,11 +130,27 @@ def _store(dst: nl.NkiTensor, values: nl.NkiTensor) -> None:
 def _store_sums(
     loss: nl.NkiTensor, weight: nl.NkiTensor, sums: nl.NkiTensor, reduction: int
 ) -> None:
-    """The sums over all partitions, by a product with ones; their quotient for the mean."""
-    ones = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
+    """The sums over all partitions; their quotient for the mean.
+
+    By a product with ones for each group of partitions, side by side in the array: TensorE adds up
+    the partitions of one after another, which rounds equal losses in the same direction.
+    """
+    rows = nl.tile_size.pmax
+    group = 64 if nisa.get_nc_version() == nisa.nc_version.gen2 else 32
+    ones = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
-    both = nl.ndarray((1, 2), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=both, stationary=ones, moving=sums, is_stationary_onezero=True)
+    parts = nl.ndarray((1, 2, rows // group), dtype=nl.float32, buffer=nl.psum)
+    for start in range(0, rows, group):
+        nisa.nc_matmul(
+            dst=parts[:, :, start // group],
+            stationary=ones[start : start + group],
+            moving=sums[start : start + group],
+            is_stationary_onezero=True,
+            tile_position=(start, 0),
+            tile_size=(group, 128),
+        )
+    both = nl.ndarray((1, 2), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=both, op=nl.add, data=parts, axis=2)
     count = both[:, 1:2]
     _store(weight.reshape((1, 1)), count)
     if reduction == SUM:

@@ -90,6 +90,33 @@ def returns_equal_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.sigmoid() * 2, x.sigmoid() * 2
 
 
+def returns_equal_results_of_operators_with_several(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    first = torch.nn.functional.layer_norm(x, x.shape[-1:])
+    second = torch.nn.functional.layer_norm(x, x.shape[-1:])
+    return first, second, *x.max(-1), *x.max(-1), x.sort(-1)[1], x.argsort(-1)
+
+
+def returns_parts_of_equal_results(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    parts = x.relu().chunk(2)[0], x.relu().chunk(2)[0]
+    return x.sigmoid().topk(2)[0], x.sigmoid().topk(2)[1], *parts
+
+
+def reads_the_memory_of_results(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    first = (x * 2).relu()
+    second = torch.nn.functional.layer_norm(x, x.shape[-1:])
+    third = (first @ second.t()).softmax(-1)
+    strided = (t.as_strided((3, 2), (2, 3), 1) for t in (first, second, third))
+    return tuple(t * 2 for t in strided)
+
+
+def writes_the_memory_of_results(x: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.layer_norm(x, x.shape[-1:])
+    z = torch.nn.functional.layer_norm(y.relu(), x.shape[-1:]).softmax(-1)
+    z.diagonal().fill_(1)
+    z.fill_diagonal_(2)
+    return z * 2 + y.fill_diagonal_(3)
+
+
 def returns_a_constant(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ones(3), x.new_full((2,), 7.0)
 
@@ -107,6 +134,10 @@ FUNCTIONS: list[Function] = [
     returns_its_input,
     returns_the_same_twice,
     returns_equal_results,
+    returns_equal_results_of_operators_with_several,
+    returns_parts_of_equal_results,
+    reads_the_memory_of_results,
+    writes_the_memory_of_results,
     returns_a_constant,
     returns_a_transposed_product,
 ]

@@ -57,6 +57,20 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found - exact).abs().max())
 
 
+@pytest.mark.parametrize("rows", [127, 300, 1024])
+@pytest.mark.parametrize("reduction", [MEAN, SUM])
+def test_equal_losses_do_not_round_in_one_direction(rows: int, reduction: int) -> None:
+    worst = 0.0
+    for seed in range(4):
+        x, target = draw(1, 50, seed)
+        x, target = x.expand(rows, 50).contiguous(), target.expand(rows).contiguous()
+        name = "mean" if reduction == MEAN else "sum"
+        exact = F.cross_entropy(x.double(), target, reduction=name)
+        worst = max(worst, error(run(x, target, reduction)[0] / exact, torch.ones(())))
+
+    assert worst <= 5 * torch.finfo(torch.float32).eps
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shift", [0.0, 1e4])
 def test_errors_are_at_most_twice_those_of_eager(dtype: torch.dtype, shift: float) -> None:
