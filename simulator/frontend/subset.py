@@ -200,6 +200,8 @@ class _Checker:
         self._reach = reach
         self._node = _definition(function)
         self._local = set(function.__code__.co_varnames) | set(function.__code__.co_cellvars)
+        # Behind the function's `return`: names there mean nothing (nki-library has such a kernel).
+        self._is_unreachable = False
 
     def run(self) -> Iterator[KernelSubsetError]:
         """Findings in the order of the source."""
@@ -209,6 +211,7 @@ class _Checker:
         bodies = self._loop_bodies()
         for statement in self._node.body:
             yield from self._visit(statement, bodies)
+            self._is_unreachable |= isinstance(statement, ast.Return)
 
     def _finding(
         self, node: ast.AST, message: str, check: str = "kernel-subset"
@@ -245,6 +248,15 @@ class _Checker:
         if isinstance(node, ast.FunctionDef) and node.name not in bodies:
             yield self._finding(node, f"defines {node.name} inside; move it to the module")
             return
+        if not self._is_unreachable:
+            yield from self._visit_names(node)
+        for child in _children(node):
+            if isinstance(node, ast.FunctionDef):
+                self._local.update(item.arg for item in node.args.args)
+            yield from self._visit(child, bodies)
+
+    def _visit_names(self, node: ast.AST) -> Iterator[KernelSubsetError]:
+        """What the node reads or changes by a name."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             yield from self._visit_name(node)
         if isinstance(node, ast.Attribute):
@@ -258,10 +270,6 @@ class _Checker:
                 "(SDK/nki/get-started/nki-language-guide.rst, Kernel Caching)",
                 "kernel-purity",
             )
-        for child in _children(node):
-            if isinstance(node, ast.FunctionDef):
-                self._local.update(item.arg for item in node.args.args)
-            yield from self._visit(child, bodies)
 
     def _is_kept(self, name: str) -> bool:
         """True for a global, and for a parameter whose default is a list or a dict."""

@@ -34,9 +34,9 @@ KNOWN_FAILURES = (
         "golden values route tokens by logits in float32; where the logits of the last chosen "
         "expert and the next one are alike in bfloat16, the kernel takes the other one, and that "
         "row differs",
-        "1 row of 512, 1, 3 and 6 of 1024 and 8 of 2048 differ, all others by rounding alone; in "
-        "these the two logits are within 0.0008, while the kernel's logits, which the suite "
-        "accepts, are up to 0.0034 off",
+        "1 row of 512, 1, 3 and 6 of 1024, 8 and 6 (with MX weights) of 2048 differ, all others by "
+        "rounding alone; in these the two logits are within 0.0009, while the kernel's logits, "
+        "which the suite accepts, are up to 0.0047 off",
     ),
 )
 

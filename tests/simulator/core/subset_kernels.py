@@ -111,6 +111,18 @@ def uses_a_set(x):
     return x if "a" in NAMES else None
 
 
+@nki.jit
+def uses_torch_behind_its_return(x):
+    return x
+    return torch.abs(x)
+
+
+@nki.jit
+def has_a_lambda_behind_its_return(x):
+    return x
+    return lambda: x
+
+
 def bad_helper(x):
     return torch.abs(x)
 

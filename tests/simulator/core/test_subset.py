@@ -28,10 +28,15 @@ def test_a_clean_kernel_has_no_findings(twin: ModuleType) -> None:
     check_subset(twin.changes_its_own)
 
 
+def test_names_behind_a_return_mean_nothing(twin: ModuleType) -> None:
+    check_subset(twin.uses_torch_behind_its_return)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("has_lambda", "a lambda"),
+        ("has_a_lambda_behind_its_return", "a lambda"),
         ("has_comprehension", "a list comprehension"),
         ("has_inner_function", "defines inner inside"),
         ("has_try", "has try"),
