@@ -149,6 +149,8 @@ class Matcher:
             )
         bindings = {name: found.bound.get(name) for name in self._parameters}
         bindings.update(self._constants)
+        if any(_depends_on_compute(bound, inside) for bound in bound_nodes(bindings)):
+            return None  # `y + y`: what is bound would have to be there before the kernel
         # The pattern's order is a topological one; the getitems of its root follow.
         calls = [found.calls[n] for n in self._order if n in found.calls]
         nodes = tuple(dict.fromkeys([*calls, *(r for r in results if r is not None)]))

@@ -121,6 +121,18 @@ def test_a_value_that_is_used_elsewhere_is_a_near_miss(trnx: Any) -> None:
     assert "sigmoid" in found.reason
 
 
+def test_no_parameter_stands_for_what_the_match_computes(trnx: Any) -> None:
+    def pattern(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return aten.add.Tensor(aten.exp.default(x), y)
+
+    def twice(x: torch.Tensor) -> Any:
+        y = x.exp()
+        return y + y
+
+    assert isinstance(_find(trnx, pattern, lambda x, y: x.exp() + y, X, X), GraphMatch)
+    assert _find(trnx, pattern, twice, X) is None
+
+
 def test_a_view_that_is_used_elsewhere_is_none(trnx: Any) -> None:
     def pattern(x: torch.Tensor, w: torch.Tensor) -> Any:
         return aten.linear.default(x, aten.transpose.int(w, 0, 1), None)
