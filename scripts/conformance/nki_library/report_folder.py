@@ -2,7 +2,8 @@
 
     python scripts/conformance/nki_library/report_folder.py FOLDER [--write] [--json]
 
-`--write` writes docs/nki_library.md; the sections of targets that FOLDER has no results for stay.
+`--write` writes docs/nki_library.md; the sections of targets and seeds that FOLDER has no results
+for stay.
 Of a case that ran with several states of trnx's sources or
 patches, the last result counts. Exit status 0 if and only if at least 98.5 % of the cases with a
 verdict passed, every failure is a known one and no passing case had a finding.
@@ -43,24 +44,34 @@ Entry = dict[str, Any]
 def page(entries: list[Entry], before: str = "") -> str:
     """The text of docs/nki_library.md; `before` is what it was."""
     sections = _kept(before)
-    for target in {entry["target"] for entry in entries}:
-        own = [entry for entry in entries if entry["target"] == target]
-        sections[target] = "\n".join(_section(target, own))
-    listed = [sections[target] for target in sorted(sections)]
-    return "\n".join([_HEAD, *listed]).rstrip("\n") + "\n"
+    for target, seed in {(entry["target"], entry["seed"]) for entry in entries}:
+        own = [one for one in entries if (one["target"], one["seed"]) == (target, seed)]
+        sections[f"{target}, seed {seed}"] = "\n".join(_section(own))
+    listed = [f"## {title}\n\n{sections[title]}" for title in sorted(sections)]
+    return "\n".join([_HEAD, *_totals(sections), *listed]).rstrip("\n") + "\n"
 
 
 def _kept(before: str) -> dict[str, str]:
-    """The sections of a page by target."""
-    parts = re.split(r"^(?=## )", before, flags=re.MULTILINE)[1:]
-    return {part.split()[1]: part.rstrip("\n") + "\n\n" for part in parts}
+    """The sections of a page by their titles, of which one has no seed."""
+    parts = re.split(r"^## ", before, flags=re.MULTILINE)[1:]
+    found = [part.partition("\n\n") for part in parts]
+    return {title: f"{text.rstrip()}\n" for title, _, text in found if "," in title}
 
 
-def _section(target: str, own: list[Entry]) -> Iterator[str]:
-    seeds = ", ".join(map(str, sorted({entry["seed"] for entry in own})))
+def _totals(sections: dict[str, str]) -> Iterator[str]:
+    """A row for each section, from its last one."""
+    yield f"| target, seed | {' | '.join(_COLUMNS)} |"
+    yield f"|---|{'---|' * len(_COLUMNS)}"
+    for title in sorted(sections):
+        total = re.search(r"^\| total (.*)$", sections[title], re.MULTILINE)
+        if total is not None:
+            yield f"| {title} {total[1]}"
+    yield ""
+
+
+def _section(own: list[Entry]) -> Iterator[str]:
     commits = ", ".join(sorted({entry["commit"][:12] or "unknown" for entry in own}))
-    yield f"## {target}\n"
-    yield f"{len(own)} cases, seed {seeds}, commit {commits}, trnx {_sources(own)}.\n"
+    yield f"{len(own)} cases, commit {commits}, trnx {_sources(own)}.\n"
     yield from _table(own)
     yield ""
     yield from _others(own)
@@ -99,7 +110,7 @@ def _others(entries: list[Entry]) -> Iterator[str]:
         row = known_failure(result["case"], result["message"])
         why = " ".join(result["message"].split())[:200] if row is None else row.reason
         whose = "" if row is None else f", {row.whose}"
-        yield f"* {status}{whose}: `{short_name(result['case'])}` (seed {entry['seed']}): {why}"
+        yield f"* {status}{whose}: `{short_name(result['case'])}`: {why}"
     yield ""
 
 
