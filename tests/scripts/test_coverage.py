@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import mmap
 import re
 import sys
 from pathlib import Path
@@ -130,6 +131,13 @@ def test_outcomes_are_kept(coverage: ModuleType, tmp_path: Path) -> None:
     (again,) = coverage.run_all([broken], arguments)
     assert again == first
     assert not first.error
+
+
+@FORKS
+def test_the_limit_of_memory_is_beside_what_the_process_has(coverage: ModuleType) -> None:
+    with mmap.mmap(-1, 3 << 30, flags=mmap.MAP_PRIVATE):  # nothing of it is touched
+        assert coverage.run_apart(lambda: len(bytearray(1 << 20)), 100, 1) == (1 << 20, "")
+        assert coverage.run_apart(lambda: len(bytearray(2 << 30)), 100, 1)[1] == "MemoryError:"
 
 
 def test_bars(coverage: ModuleType) -> None:
