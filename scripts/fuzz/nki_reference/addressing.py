@@ -49,6 +49,9 @@ def make_indirect(builder: ProgramBuilder, call: Call) -> None:
         return
     if call.name == "tensor_scalar" and _may_be_address_arithmetic(call):
         return
+    command = call.arguments.get("reduce_cmd")
+    if command is not None and command.name == "reduce":
+        return  # The registers that are set are those of the partitions of its operand.
     if call.name in GATHERS and builder.c.flag(60):
         _gather(builder, call, GATHERS[call.name])
     elif call.name in SCATTERS:

@@ -299,6 +299,8 @@ class Machine:
         lanes = slice(view.start, view.start + view.partitions)
         if command == "idle":
             return
+        if command == "reduce":
+            self.require(registers.known[lanes].all(), "nothing has set the registers")
         if command in ("reset", "reset_reduce"):
             registers.values[lanes] = IDENTITIES[op]
             registers.errors[lanes] = 0.0
