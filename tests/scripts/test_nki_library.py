@@ -10,8 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,17 @@ def test_z_ends_the_run():
 """
 
 
+WAITS = """
+
+def test_z_waits():
+    import time
+    from pathlib import Path
+
+    Path(os.environ["STARTED"]).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "library" / "test" / "integration" / "nkilib"
@@ -319,6 +331,30 @@ def test_a_run_goes_on_where_it_was_ended(checkout: Path, tmp_path: Path) -> Non
     both = page(newest(folder), f"# Cases\n\n## trn2, seed 0\n\n9 cases.\n\n{other}")
     assert both.endswith(other)
     assert both.removesuffix(other).replace("| trn3, seed 1 | 7 |\n", "").strip() == text.strip()
+
+
+def test_a_case_ends_with_the_run(checkout: Path, tmp_path: Path) -> None:
+    with (checkout / "test" / "integration" / "nkilib" / "test_small.py").open("a") as file:
+        file.write(WAITS)
+    started = tmp_path / "started"
+    command = [sys.executable, str(SCRIPTS / "run.py"), "--checkout", str(checkout)]
+    run = subprocess.Popen(
+        [*command, "--cases", "_z_waits"],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "STARTED": str(started)},
+    )
+    wait_until(lambda: started.exists() and bool(started.read_text()))
+    run.kill()
+    run.wait()
+    case = Path("/proc") / started.read_text()
+    wait_until(lambda: not case.exists())
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("scripts")

@@ -107,8 +107,10 @@ class Server:
             while waiting or self._forks:
                 while waiting and len(self._forks) < jobs:
                     self._start(waiting.popleft())
-                for connection in wait(list(self._forks)):
+                for connection in wait([*self._forks, self._driver]):
                     assert isinstance(connection, Connection)
+                    if connection is self._driver:
+                        raise EOFError("the driver has ended")  # it sends nothing more
                     left = self._hear(connection)
                     if left:
                         waiting.appendleft(left)
