@@ -16,7 +16,7 @@ looks for no maxima, and does all again as `long_kernel` does where scores are o
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import nki
@@ -368,24 +368,16 @@ def _sdpa(
     return result
 
 
-def _sdpa_alone(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    dropout_mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float,
-    window: int = 0,
-) -> torch.Tensor:
+@wraps(_sdpa, assigned=("__annotations__",))  # a pattern is read by them
+def _sdpa_alone(*args: Any) -> torch.Tensor:
     """Without the logarithms of the sums, which the backward pass alone reads."""
-    return _sdpa(q, k, v, attn_mask, dropout_mask, dropout_p, is_causal, scale, window)[0]
+    return _sdpa(*args)[0]
 
 
 def reference(gives_logs: bool = True, **values: Any) -> Any:
     """trnx::sdpa"""
-    return _sdpa(**values) if gives_logs else _sdpa_alone(**values)
+    results = _sdpa(**values)
+    return results if gives_logs else results[0]
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
