@@ -52,10 +52,10 @@ def page(entries: list[Entry], before: str = "") -> str:
 
 
 def _kept(before: str) -> dict[str, str]:
-    """The sections of a page by their titles, of which one has no seed."""
+    """The sections of a page by their titles."""
     parts = re.split(r"^## ", before, flags=re.MULTILINE)[1:]
     found = [part.partition("\n\n") for part in parts]
-    return {title: f"{text.rstrip()}\n" for title, _, text in found if "," in title}
+    return {title: f"{text.rstrip()}\n" for title, _, text in found}
 
 
 def _totals(sections: dict[str, str]) -> Iterator[str]:
