@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,11 @@ from trnx.simulator.frontend.options import TraceOptions
 from trnx.simulator.frontend.simulator import Simulator
 from trnx.simulator.language.recorder import CURRENT
 from trnx.simulator.memory.storage import Step
+
+# For `kernel_parts.py`, which kernels import.
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.append(HERE)
 
 
 @pytest.fixture(scope="session")

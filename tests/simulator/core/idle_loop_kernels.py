@@ -9,14 +9,7 @@ tile before its loops.
 import nki
 import nki.isa as nisa
 import nki.language as nl
-
-
-def _register(count):
-    held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=held, src=count.reshape((1, 1)))
-    register = nisa.register_alloc()
-    nisa.register_load(register, held)
-    return register
+from kernel_parts import register_of, stored
 
 
 def _tile(x, fills):
@@ -26,12 +19,6 @@ def _tile(x, fills):
     return tile
 
 
-def _stored(tile):
-    out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=tile)
-    return out
-
-
 @nki.jit
 def one_loop(x, count, inner, fills):
     tile = _tile(x, fills)
@@ -39,57 +26,57 @@ def one_loop(x, count, inner, fills):
     def body(i):
         nisa.dma_copy(dst=tile, src=x)
 
-    nl.fori_loop(0, _register(count), body)
-    return _stored(tile)
+    nl.fori_loop(0, register_of(count), body)
+    return stored(tile)
 
 
 @nki.jit
 def while_loop(x, count, inner, fills):
     tile = _tile(x, fills)
-    left = _register(count)
+    left = register_of(count)
     held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     while left:
         nisa.dma_copy(dst=tile, src=x)
         nisa.register_store(held, left)
         nisa.tensor_scalar(dst=held, data=held, op0=nl.subtract, operand0=1)
         nisa.register_load(left, held)
-    return _stored(tile)
+    return stored(tile)
 
 
 @nki.jit
 def nested(x, count, inner, fills):
     """The inner loop writes half of the tile, the outer one the other half."""
     tile = _tile(x, fills)
-    bound = _register(inner)
-    for _ in nl.dynamic_range(_register(count)):
+    bound = register_of(inner)
+    for _ in nl.dynamic_range(register_of(count)):
         for _ in nl.dynamic_range(bound):
             nisa.dma_copy(dst=tile[0:2], src=x[0:2])
         nisa.dma_copy(dst=tile[2:4], src=x[2:4])
-    return _stored(tile)
+    return stored(tile)
 
 
 @nki.jit
 def either(x, count, inner, fills):
     """Two loops, one of which is enough."""
     tile = _tile(x, fills)
-    for _ in nl.dynamic_range(_register(count)):
+    for _ in nl.dynamic_range(register_of(count)):
         nisa.dma_copy(dst=tile, src=x)
-    for _ in nl.dynamic_range(_register(inner)):
+    for _ in nl.dynamic_range(register_of(inner)):
         nisa.dma_copy(dst=tile, src=x)
-    return _stored(tile)
+    return stored(tile)
 
 
 @nki.jit
 def either_within(x, count, inner, fills):
     """Two loops within two turns of a third: one of them is enough."""
     tile = _tile(x, fills)
-    first, second = _register(count), _register(inner)
+    first, second = register_of(count), register_of(inner)
     for _ in nl.dynamic_range(2):
         for _ in nl.dynamic_range(first):
             nisa.dma_copy(dst=tile, src=x)
         for _ in nl.dynamic_range(second):
             nisa.dma_copy(dst=tile, src=x)
-    return _stored(tile)
+    return stored(tile)
 
 
 @nki.jit
@@ -103,8 +90,8 @@ def used_in_the_body(x, count, inner, fills):
         nisa.dma_copy(dst=tile, src=x)
         nisa.tensor_tensor(total, total, tile, op=nl.add)
 
-    nl.fori_loop(0, _register(count), body)
-    return _stored(total)
+    nl.fori_loop(0, register_of(count), body)
+    return stored(total)
 
 
 @nki.jit
@@ -116,7 +103,7 @@ def no_turn_at_all(x, count, inner, fills):
         nisa.dma_copy(dst=tile, src=x)
 
     nl.fori_loop(3, 3, body)
-    return _stored(tile)
+    return stored(tile)
 
 
 @nki.jit
@@ -129,7 +116,7 @@ def straight_to_the_result(x, count, inner, fills):
     def body(i):
         nisa.dma_copy(dst=out, src=x)
 
-    nl.fori_loop(0, _register(count), body)
+    nl.fori_loop(0, register_of(count), body)
     return out
 
 
@@ -139,11 +126,11 @@ def register_of_the_body(x, count, inner, fills):
     held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.memset(held, value=2)
     row = nisa.register_alloc(0 if fills else None)
-    for _ in nl.dynamic_range(_register(count)):
+    for _ in nl.dynamic_range(register_of(count)):
         nisa.register_load(row, held)
     tile = nl.ndarray((1, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=x.select(0, row).reshape((1, x.shape[1])))
-    return _stored(tile)
+    return stored(tile)
 
 
 @nki.jit
@@ -152,10 +139,10 @@ def bound_of_the_body(x, count, inner, fills):
     held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.memset(held, value=2)
     bound = nisa.register_alloc(0 if fills else None)
-    for _ in nl.dynamic_range(_register(count)):
+    for _ in nl.dynamic_range(register_of(count)):
         nisa.register_load(bound, held)
     tile = nl.zeros(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     loaded = nl.load(x)
     for _ in nl.dynamic_range(bound):
         nisa.tensor_tensor(tile, tile, loaded, op=nl.add)
-    return _stored(tile)
+    return stored(tile)

@@ -9,14 +9,7 @@ int32 [1]. Each adds up rows in SBUF and stores the sum, so every turn leaves a 
 import nki
 import nki.isa as nisa
 import nki.language as nl
-
-
-def _register(count):
-    held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=held, src=count.reshape((1, 1)))
-    register = nisa.register_alloc()
-    nisa.register_load(register, held)
-    return register
+from kernel_parts import register_of, stored
 
 
 def _zeros(rows, columns):
@@ -48,56 +41,50 @@ def _decrease(register, held):
     nisa.register_load(register, held)
 
 
-def _stored(total):
-    out = nl.ndarray(total.shape, dtype=total.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=total)
-    return out
-
-
 @nki.jit
 def fori(x, ids, count, inner):
     total = _zeros(1, x.shape[1])
-    bound = _register(count)
+    bound = register_of(count)
 
     def body(i):
         _add_row(total, x, i)
 
     nl.fori_loop(0, bound, body)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
 def fori_from_a_register(x, ids, count, inner):
     """From `inner` to `count` in steps of 2."""
     total = _zeros(1, x.shape[1])
-    start = _register(inner)
-    bound = _register(count)
+    start = register_of(inner)
+    bound = register_of(count)
 
     def body(i):
         _add_row(total, x, i)
 
     nl.fori_loop(start, bound, body, step=2)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
 def dynamic(x, ids, count, inner):
     total = _zeros(1, x.shape[1])
-    for i in nl.dynamic_range(_register(count)):
+    for i in nl.dynamic_range(register_of(count)):
         _add_row(total, x, i)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
 def while_register(x, ids, count, inner):
     """Rows count, count - 1, ..., 1."""
     total = _zeros(1, x.shape[1])
-    left = _register(count)
+    left = register_of(count)
     held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     while left:
         _add_row(total, x, left)
         _decrease(left, held)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
@@ -113,8 +100,8 @@ def while_body(x, ids, count, inner):
         _decrease(following, held)
         return following
 
-    nl.while_loop(_register(count), body)
-    return _stored(total)
+    nl.while_loop(register_of(count), body)
+    return stored(total)
 
 
 @nki.jit
@@ -124,15 +111,15 @@ def gathers(x, ids, count, inner):
     def body(i):
         _add_gathered(total, x, ids, i)
 
-    nl.fori_loop(0, _register(count), body)
-    return _stored(total)
+    nl.fori_loop(0, register_of(count), body)
+    return stored(total)
 
 
 @nki.jit
 def nested_fori(x, ids, count, inner):
     """Row j once for every pair i < count, j < inner."""
     total = _zeros(1, x.shape[1])
-    bound = _register(inner)
+    bound = register_of(inner)
 
     def outer(i):
         def body(j):
@@ -140,26 +127,26 @@ def nested_fori(x, ids, count, inner):
 
         nl.fori_loop(0, bound, body)
 
-    nl.fori_loop(0, _register(count), outer)
-    return _stored(total)
+    nl.fori_loop(0, register_of(count), outer)
+    return stored(total)
 
 
 @nki.jit
 def nested_triangle(x, ids, count, inner):
     """Row j once for every pair j < i < count: the inner bound is the outer counter."""
     total = _zeros(1, x.shape[1])
-    for i in nl.dynamic_range(_register(count)):
+    for i in nl.dynamic_range(register_of(count)):
         for j in nl.dynamic_range(i):
             _add_row(total, x, j)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
 def fori_in_while(x, ids, count, inner):
     """For left = count, ..., 1: the gathered rows of every i < inner."""
     total = _zeros(4, x.shape[1])
-    left = _register(count)
-    bound = _register(inner)
+    left = register_of(count)
+    bound = register_of(inner)
     held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
 
     def body(i):
@@ -168,7 +155,7 @@ def fori_in_while(x, ids, count, inner):
     while left:
         nl.fori_loop(0, bound, body)
         _decrease(left, held)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
@@ -176,13 +163,13 @@ def while_in_dynamic(x, ids, count, inner):
     """For every i < count: rows inner, ..., 1, and once row i."""
     total = _zeros(1, x.shape[1])
     held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    for i in nl.dynamic_range(_register(count)):
-        left = _register(inner)
+    for i in nl.dynamic_range(register_of(count)):
+        left = register_of(inner)
         while left:
             _add_row(total, x, left)
             _decrease(left, held)
         _add_row(total, x, i)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
@@ -190,7 +177,7 @@ def scatters_in_a_loop(x, ids, count, inner):
     """Row ids[i, 0] of a result of zeros becomes x[i], for i < count."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=_zeros(x.shape[0], x.shape[1]))
-    for i in nl.dynamic_range(_register(count)):
+    for i in nl.dynamic_range(register_of(count)):
         at = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(dst=at, src=ids.select(0, i)[0:1].reshape((1, 1)))
         row = nl.ndarray((1, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
@@ -203,22 +190,22 @@ def scatters_in_a_loop(x, ids, count, inner):
 def two_loops(x, ids, count, inner):
     """A loop after a loop, on the same tiles."""
     total = _zeros(1, x.shape[1])
-    for i in nl.dynamic_range(_register(count)):
+    for i in nl.dynamic_range(register_of(count)):
         _add_row(total, x, i)
     nisa.tensor_scalar(dst=total, data=total, op0=nl.multiply, operand0=2.0)
-    for i in nl.dynamic_range(_register(inner)):
+    for i in nl.dynamic_range(register_of(inner)):
         _add_row(total, x, i)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
 def writes_its_counter(x, ids, count, inner):
     """Writing the counter changes what the rest of the turn sees, not the loop."""
     total = _zeros(1, x.shape[1])
-    for i in nl.dynamic_range(_register(count)):
+    for i in nl.dynamic_range(register_of(count)):
         nisa.register_move(i, 2)
         _add_row(total, x, i)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
@@ -236,7 +223,7 @@ def loops_by(x, kind, value):
     else:
         for _ in nl.dynamic_range(0, bound):
             body(None)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
@@ -244,16 +231,16 @@ def asks_for_axis(x, function, axis):
     """Asks the launch grid for an axis."""
     total = _zeros(1, x.shape[1])
     nisa.memset(total, value=float((nl.program_id if function == "id" else nl.num_programs)(axis)))
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
 def endless_statement(x, ids, count, inner):
     total = _zeros(1, x.shape[1])
-    left = _register(count)
+    left = register_of(count)
     while left:
         _add_row(total, x, 0)
-    return _stored(total)
+    return stored(total)
 
 
 @nki.jit
@@ -264,5 +251,5 @@ def endless_body(x, ids, count, inner):
         _add_row(total, x, 0)
         return left
 
-    nl.while_loop(_register(count), body)
-    return _stored(total)
+    nl.while_loop(register_of(count), body)
+    return stored(total)

@@ -6,14 +6,7 @@ Each takes (a, b, count): float32 [t, k, m] and [t, k, n], int32 [1].
 import nki
 import nki.isa as nisa
 import nki.language as nl
-
-
-def _register(count):
-    held = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=held, src=count.reshape((1, 1)))
-    register = nisa.register_alloc()
-    nisa.register_load(register, held)
-    return register
+from kernel_parts import register_of
 
 
 def _product(total, a, b, i, accumulate):
@@ -36,7 +29,7 @@ def _stored(total):
 def inferred(a, b, count):
     """Whether a turn adds to the ones before is left open."""
     total = nl.ndarray((a.shape[2], b.shape[2]), dtype=nl.float32, buffer=nl.psum)
-    for i in nl.dynamic_range(_register(count)):
+    for i in nl.dynamic_range(register_of(count)):
         _product(total, a, b, i, None)
     return _stored(total)
 
@@ -46,7 +39,7 @@ def started_before(a, b, count):
     """The first product starts the group, those of the loop add to it."""
     total = nl.ndarray((a.shape[2], b.shape[2]), dtype=nl.float32, buffer=nl.psum)
     _product(total, a, b, 0, False)
-    for i in nl.dynamic_range(1, _register(count)):
+    for i in nl.dynamic_range(1, register_of(count)):
         _product(total, a, b, i, True)
     return _stored(total)
 
@@ -56,7 +49,7 @@ def read_in_each_turn(a, b, count):
     """Each turn reads its own product, and adds up in SBUF."""
     total = nl.ndarray((a.shape[2], b.shape[2]), dtype=nl.float32, buffer=nl.psum)
     summed = nl.zeros(total.shape, dtype=nl.float32, buffer=nl.sbuf)
-    for i in nl.dynamic_range(_register(count)):
+    for i in nl.dynamic_range(register_of(count)):
         _product(total, a, b, i, None)
         nisa.tensor_tensor(dst=summed, data1=summed, data2=total, op=nl.add)
     return _stored(summed)
@@ -66,7 +59,7 @@ def read_in_each_turn(a, b, count):
 def added_behind(a, b, count):
     """Each turn overwrites the tile; the product behind the loop adds to the last one."""
     total = nl.ndarray((a.shape[2], b.shape[2]), dtype=nl.float32, buffer=nl.psum)
-    for i in nl.dynamic_range(_register(count)):
+    for i in nl.dynamic_range(register_of(count)):
         _product(total, a, b, i, False)
     _product(total, a, b, 0, True)
     return _stored(total)

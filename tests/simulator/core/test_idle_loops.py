@@ -42,8 +42,9 @@ def test_a_loop_without_a_turn_writes_nothing(idle: ModuleType, name: str) -> No
         assert bool(torch.isin(got, torch.cat((X.flatten(), torch.tensor([7.0])))).all())
         with pytest.raises(UninitialisedReadError, match="the loop made no turn") as finding:
             simulate(kernel)(X, _count(count), _count(inner), False)
-        assert finding.value.location is not None
-        line = Path(idle.__file__).read_text().splitlines()[finding.value.location.line - 1]
+        where = finding.value.location
+        assert where is not None
+        line = Path(where.file).read_text().splitlines()[where.line - 1]
         assert line.strip() in ("nisa.dma_copy(dst=out, src=tile)", "return out")
 
 

@@ -3,15 +3,7 @@
 import nki
 import nki.isa as nisa
 import nki.language as nl
-
-
-def _register(source):
-    """A register with the one element of a tensor in HBM."""
-    tile = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=source)
-    register = nisa.register_alloc()
-    nisa.register_load(register, tile)
-    return register
+from kernel_parts import register_of
 
 
 @nki.jit
@@ -27,7 +19,7 @@ def stores_rows(x, ids, counts, reads_back):
         nisa.dma_copy(dst=out, src=zero)
     nisa.core_barrier(out, (0, 1))
     nisa.dma_copy(dst=row, src=x[nl.ds(me, 1)])
-    for i in nl.dynamic_range(_register(counts[nl.ds(me, 1)])):
+    for i in nl.dynamic_range(register_of(counts[nl.ds(me, 1)])):
         nisa.dma_copy(dst=index, src=ids[nl.ds(me, 1)].reshape((ids.shape[1], 1))[nl.ds(i, 1)])
         at = nisa.register_alloc()
         nisa.register_load(at, index)
@@ -84,5 +76,5 @@ def reads_before_it_waits(x, count, barriers):
         if barriers == 2:
             nisa.core_barrier(out, (0, 1))
 
-    nl.fori_loop(0, _register(count), turn)
+    nl.fori_loop(0, register_of(count), turn)
     return out
