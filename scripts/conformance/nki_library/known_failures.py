@@ -38,6 +38,19 @@ KNOWN_FAILURES = (
         "others by rounding alone; in these the two logits are within 0.001, while the kernel's, "
         "which the suite accepts, are up to 0.0047 off",
     ),
+    KnownFailure(
+        rf"{_TESTS}/moe_block/{re.escape(_ROUTER)}\[MODEL_WIP_(GENERALITY|OPTIMAL)_ln-2_ae-1_"
+        r"ba-\d+_sq-[14]_hi-7168_ha-None_im-\d+_ge-256_le-\d+_.*_wd-float8_e4m3fn_x4_.*\]",
+        r"ValidationException: Validation failed for \['out'\]",
+        "theirs",
+        "golden values quantise float32 numbers to 8 bits; the kernel rounds to bfloat16 before "
+        "(x * gamma, the norm, the activation) and adds up in BF16 PSUM, so that many 8-bit values "
+        "are the next ones",
+        "rows are 3.5 to 6 % off as a whole; 1 row of 68 has one element beyond 5 % of the largest "
+        "value, with 16 tokens 3 of 4. With golden values rounded where the kernel rounds and "
+        "nki/guides/architecture/trainium3_arch.rst says that PSUM does, all rows of both cases "
+        "are within 0.4 %",
+    ),
 )
 
 
