@@ -115,7 +115,8 @@ def _seconds(b: Bindings, rows: RowAxis, columns: RowAxis, strips: Strips, hw: H
 
 def _channels(b: Bindings, lanes: int, hw: Hardware) -> int:
     """Of the core that has most of them: cores share groups of lanes."""
-    return min(int(b.groups), -(-b.groups // (lanes * hw.cores)) * lanes)
+    each: int = -(-b.groups // (lanes * hw.cores)) * lanes
+    return min(int(b.groups), each)
 
 
 def _engines(
