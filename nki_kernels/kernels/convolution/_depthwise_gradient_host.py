@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient import Strips, tile_of
@@ -29,6 +30,8 @@ _START = 73
 _LEAST_BYTES, _MOST_BYTES = 4096, 40960
 # For a transfer's start and end, and for what is done after the last product.
 _ENDS_SECONDS = 5e-6
+# That a transfer's trigger takes where DGE makes its descriptors (nki-dge.rst).
+_TRIGGER_SECONDS = 6e-7
 # Of the other way: its predicted time over that of its products, and of the choice of the diagonal
 # (fitted to layers of ConvNeXt and MobileNetV2).
 _PRODUCTS, _CHOICE = 1.3, 1.2
@@ -45,15 +48,23 @@ def strips_plan(
     if b.groups < _TILES[0] or b.weight.shape[:2] != (b.groups, 1) or b.x.shape[0] > hw.partitions:
         return None
     rows, columns = (RowAxis(w.out, w.size, *w[2:6]) for w in windows)
-    found = list(_candidates(b, rows, columns, hw))
-    if not found:
+    one = replace(hw, cores=1)
+    strips = _best(b, rows, columns, one)
+    if strips is None:
         return None
-    strips = min(found, key=lambda strips: _seconds(b, rows, columns, strips, hw))
-    dma, tensor, vector = _engines(b, rows, columns, strips, hw)
+    dma, tensor, vector = _engines(b, rows, columns, strips, one)
     # Few products of a group do not hide what VectorE does between them.
     if max(dma, tensor + 2 * vector) > _transposed_seconds(b, rows, columns, hw):
         return None
+    if hw.cores > 1:
+        strips = _best(b, rows, columns, hw) or strips
     return (rows, columns), strips
+
+
+def _best(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> Strips | None:
+    """What a core is done with first, if anything is possible."""
+    found = _candidates(b, rows, columns, hw)
+    return min(found, key=lambda strips: _seconds(b, rows, columns, strips, hw), default=None)
 
 
 def _candidates(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> Iterator[Strips]:
@@ -93,21 +104,33 @@ def _strips(
 def _seconds(b: Bindings, rows: RowAxis, columns: RowAxis, strips: Strips, hw: Hardware) -> float:
     """The time of the engine that is busiest, behind the first chunk's transfers and products."""
     dma, tensor, vector = _engines(b, rows, columns, strips, hw)
-    first = strips.parts * strips.channels / b.groups
-    return float(max(dma, tensor, vector) + first * (dma + tensor) + _ENDS_SECONDS)
+    first = strips.parts * strips.channels / _channels(b, strips.lanes, hw)
+    triggers = 0.0
+    if not strips.is_static:
+        # Each part's strips of both tensors.
+        triggers = 2 * -(-_channels(b, strips.lanes, hw) // strips.channels) * _TRIGGER_SECONDS
+    busiest = max(dma, tensor, vector, triggers)
+    return float(busiest + first * (dma + tensor) + _ENDS_SECONDS)
+
+
+def _channels(b: Bindings, lanes: int, hw: Hardware) -> int:
+    """Of the core that has most of them: cores share groups of lanes."""
+    each: int = -(-b.groups // (lanes * hw.cores)) * lanes
+    return min(int(b.groups), each)
 
 
 def _engines(
     b: Bindings, rows: RowAxis, columns: RowAxis, strips: Strips, hw: Hardware
 ) -> tuple[float, float, float]:
-    """Seconds of DMA, TensorE and VectorE."""
+    """Seconds of DMA, TensorE and VectorE of a core."""
     images = int(b.x.shape[0])
+    channels = _channels(b, strips.lanes, hw)
     runs = (strips.rows * columns.long, reach_of(rows, strips.rows) * columns.short)
     nbytes = sum(max(DESCRIPTOR_BYTES, run * b.x.dtype.itemsize) for run in runs)
     engines = strips.parts * -(-strips.number * images // PARTITIONS_PER_ENGINE)
-    dma = b.groups * strips.number * images / engines * nbytes / hw.dma_engine_rate
+    dma = channels * strips.number * images / engines * nbytes / hw.dma_engine_rate
     # Each part has a group of lanes at a time.
-    groups = -(-b.groups // (strips.lanes * strips.parts)) * strips.parts
+    groups = -(-channels // (strips.lanes * strips.parts)) * strips.parts
     size = strips.lanes * rows.kernel * reach_of(columns, strips.shift)
     spots = strips.rows * -(-columns.long // strips.shift)
     # Several tiles side by side, of each part.

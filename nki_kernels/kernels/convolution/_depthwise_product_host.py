@@ -60,7 +60,7 @@ def products_plan(
     shift = products_shift(b, windows, hw)
     if _product_seconds(b, problem, bank, shift, hw) > _vector_seconds(b, problem, hw):
         return None
-    planes, rows = _block(b, problem, bank, shift, hw)
+    planes, rows = _block(b, problem, bank, (tile_of(b, windows, hw), shift), hw)
     images = trivial(b.x.shape[0])
     if _bytes(b, problem, (planes, rows), hw) > _SHARE * hw.sbuf_partition_bytes:
         return None
@@ -177,22 +177,54 @@ def _vector_seconds(b: Bindings, problem: Problem, hw: Hardware) -> float:
 
 
 def _block(
-    b: Bindings, problem: Problem, bank: tuple[int, int, int], shift: int, hw: Hardware
+    b: Bindings, problem: Problem, bank: tuple[int, int, int], how: tuple[int, int], hw: Hardware
 ) -> tuple[int, int]:
-    """Planes and rows of outputs of a phase whose input is loaded at once: the most that leave
-    enough rounds.
+    """Planes and rows of outputs of a phase whose input is loaded at once: the most of those that
+    leave enough rounds and let the array idle least. `how`: columns of a tile, and the shift.
     """
     quadrants = -(-b.groups // _TILE)
-    tiles = _TILES // 2 if shift > 0 else _TILES
-    chosen = (bank[0], bank[1])
+    tiles = _TILES // 2 if how[1] > 0 else _TILES
+    possible = [(bank[0], bank[1])]
     for planes, rows in _sizes(problem, bank):
         needed = input_bytes(problem, planes, rows, 1, hw)
         if needed > _INPUT_BYTES or result_bytes(problem, [planes, rows]) > _OUTPUT_BYTES:
             continue
         blocks = -(-problem.planes.out // planes) * -(-_outputs(problem.rows) // rows)
         if quadrants * blocks >= _ROUNDS * tiles:
-            chosen = (planes, rows)
-    return chosen
+            possible.append((planes, rows))
+    return min(reversed(possible), key=lambda block: _turns(b, problem, bank, block, how, hw))
+
+
+def _turns(
+    b: Bindings,
+    problem: Problem,
+    bank: tuple[int, int, int],
+    block: tuple[int, int],
+    how: tuple[int, int],
+    hw: Hardware,
+) -> int:
+    """Banks that one tile of the array has in turn, as the kernel forms its rounds: of blocks of
+    one size, the last of which may leave tiles idle.
+    """
+    tile, shift = how
+    count = hw.partitions // tile
+    streams = count // 2 if shift > 0 else count
+    full, rest = divmod(b.groups, streams * tile)
+    turns = 0
+    for planes, some in _pieces(problem.planes.out, block[0]):
+        for rows, more in _pieces(_outputs(problem.rows), block[1]):
+            blocks = some * more
+            sides = full * blocks - (-(-rest // tile) * blocks // streams)
+            turns += -(-sides // count) * -(-planes // bank[0]) * -(-rows // bank[1])
+    return turns
+
+
+def _pieces(outputs: int, size: int) -> Iterator[tuple[int, int]]:
+    """Sizes of the pieces of an axis, and how many have that."""
+    if outputs >= size:
+        yield size, outputs // size
+    if outputs % size > 0:
+        yield outputs % size, 1
 
 
 def _sizes(problem: Problem, bank: tuple[int, int, int]) -> Iterator[tuple[int, int]]:

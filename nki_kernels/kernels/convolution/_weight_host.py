@@ -50,9 +50,15 @@ def _axes(b: Bindings) -> list[Window]:
 
 
 def groups_together(b: Bindings, hw: Hardware) -> int:
-    """Groups whose channels fit the rows and the columns of one product."""
+    """Groups whose channels fit the rows and the columns of one product; fewer where cores would
+    have uneven numbers of several products.
+    """
     rows, columns = b.weight.shape[0] // b.groups, b.weight.shape[1]
-    return int(min(b.groups, max(1, hw.partitions // max(rows, columns))))
+    most = int(min(b.groups, max(1, hw.partitions // max(rows, columns))))
+    products = -(-b.groups // most)
+    if products == 1 or products % hw.cores == 0:
+        return most
+    return int(-(-b.groups // (-(-products // hw.cores) * hw.cores)))
 
 
 def _rows(b: Bindings, hw: Hardware) -> int:

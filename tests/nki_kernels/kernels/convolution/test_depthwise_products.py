@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from launched import launch_of, simulated, traced
+from launched import bindings, launch_of, simulated, traced
 
 import trnx
+from trnx import simulator
 from trnx.nki_kernels import registry
 from trnx.simulator.hardware import hardware
 from trnx.simulator.timing.profile import predicted_seconds
@@ -127,3 +129,16 @@ def test_cores_share_images(images: int, value: float) -> None:
     assert [r.kernel for report in reports for r in report.regions] == ["convolution"]
     expected = SPEC.reference(**values)
     torch.testing.assert_close(got, expected, rtol=1.6e-2, atol=1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize(("x", "microseconds"), [((8, 144, 56, 56), 38), ((8, 32, 112, 112), 30)])
+def test_rounds_of_a_core_leave_few_tiles_idle(x: tuple[int, ...], microseconds: float) -> None:
+    """Blocks are cut for the images of a core, which had a third round for half of the tiles."""
+    hw = replace(hardware("trn2"), cores=2)
+    launch = SPEC.launch(bindings(given(x, (3, 3))), hw)
+    assert launch.kernel.__name__ == "depthwise_product_kernel"
+    assert launch.cores == launch.grid == 2
+    program = simulator.trace(
+        launch.kernel, launch.arguments, target="trn2", values=False, grid=launch.grid
+    )
+    assert predicted_seconds(program, hw, 0) < microseconds * 1e-6
