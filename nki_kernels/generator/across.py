@@ -246,6 +246,8 @@ class Across:
         reduced, kept = self.free(source)
         labels = [label for label in self.geometry.free_labels if label in source.axes]
         most = MOST_SUMS if labels == reduced + kept else BANK
+        # Halves of the partitions of float32 numbers have sums of their own.
+        most //= 2 if source.dtype is torch.float32 else 1
         return (
             ("op", "nl.add") in instruction.arguments
             and source.dtype in _FLOATS
