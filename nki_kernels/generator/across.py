@@ -285,6 +285,11 @@ class Across:
         rows = sum(len(rows.starts) for rows in self.geometry.rows) if self.geometry.crosses else 1
         return rows * math.prod(-(-a.size // a.block) for a in self.loops(reduced=True))
 
+    @property
+    def most_kept(self) -> int:
+        """The most elements that a reduction leaves in a partition."""
+        return max((self.size(self.free(i.dst)[1]) for i in self._combines), default=1)
+
     @functools.cached_property
     def _combines(self) -> list[Instruction]:
         return [i for i in self.instructions if i.call == "combine"]

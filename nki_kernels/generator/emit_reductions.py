@@ -106,7 +106,7 @@ class ReductionEmitter(Emitter):
     def _ones_dtypes(self) -> list[torch.dtype]:
         kinds: dict[torch.dtype, None] = {}
         for combine in (i for phase in self.phases for i in phase.combines):
-            if self._op(combine) == "nl.add":
+            if self._op(combine) == "nl.add" and self.g.crosses:
                 by_ones = self._by_ones(combine)
                 kinds[self._source(combine).dtype if by_ones else torch.float32] = None
         return list(kinds)

@@ -56,6 +56,8 @@ class TotalEmitter(ReductionEmitter):
             return self._combined_on_partitions(combine)
         if self._by_ones(combine):
             return self._total_of_products(combine, str(self.full))
+        if self.g.leads_reduced:
+            return self._combined_of_parts(combine)
         width = self._product(self.axes(combine.dst))
         lines = self._total(combine, self.rows)
         if self.across.in_columns(combine):
@@ -277,6 +279,28 @@ class TotalEmitter(ReductionEmitter):
             f"group = {GROUP_OF}",
             f"{name} = nl.ndarray(({rows}, {columns}, {groups}), {kind})",
             *products_of_groups(goal, stationary, moving, self.full, "group", onezero),
+        ]
+
+    def _combined_of_parts(self, combine: Instruction) -> list[str]:
+        """The total of rows whose parts lie on several partitions: each of these gets it."""
+        op, width = self._op(combine), self._product(self.axes(combine.dst))
+        lines, rows = self._total(combine, self.rows), self._lanes(self.rows, constant=False)
+        if self.across.in_columns(combine):
+            lines.append("parts = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)")
+            lines += self._reduced("parts", op, f"{self._stem(combine)}_parts")
+        else:
+            lines += self._parts(combine, width)
+        count = self.lead_count(constant=False)
+        view = f"turned.reshape(({width}, {count}, {rows})).permute((0, 2, 1))"
+        return [
+            *lines,
+            f"turned = nl.ndarray(({width}, p), dtype=nl.float32, buffer=nl.psum)",
+            "nisa.nc_transpose(dst=turned, data=parts)",
+            f"line = nl.ndarray(({width}, {rows}), dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst=line, op={op}, data={view}, axis=(2,))",
+            f"back = nl.ndarray((p, {width}), dtype=nl.float32, buffer=nl.psum)",
+            f"nisa.nc_transpose(dst=back, data=line.expand_dim(1).broadcast(1, {count}))",
+            "nisa.tensor_copy(dst=total, src=back)",
         ]
 
     def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:

@@ -247,6 +247,12 @@ class Estimate(TileOps):
                 column = self._chain(VECTOR, many * lanes, turned[-1:])
                 back = [self._chain(TENSOR, 2 * wide, (column,)) for _ in range(many)]
                 after = (self._chain(VECTOR, many * wide, back[-1:]),)
+        if self._geometry.leads_reduced:
+            lanes = self._geometry.partitions
+            turned = self._chain(TENSOR, 2 * lanes, after)
+            line = self._chain(VECTOR, lanes, (turned,))
+            back = self._chain(TENSOR, 2 * width, (line,))
+            after = (self._chain(VECTOR, width, (back,)),)
         self._made[combine.dst, (block, None)] = after[0]
         self._made[("total", partial), block] = after[0]
 
