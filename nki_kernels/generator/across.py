@@ -246,6 +246,8 @@ class Across:
         reduced, kept = self.free(source)
         labels = [label for label in self.geometry.free_labels if label in source.axes]
         most = MOST_SUMS if labels == reduced + kept else BANK
+        # Halves of the partitions of float32 numbers have sums of their own.
+        most //= 2 if source.dtype is torch.float32 else 1
         return (
             ("op", "nl.add") in instruction.arguments
             and source.dtype in _FLOATS
@@ -282,6 +284,11 @@ class Across:
         """Tiles of one phase."""
         rows = sum(len(rows.starts) for rows in self.geometry.rows) if self.geometry.crosses else 1
         return rows * math.prod(-(-a.size // a.block) for a in self.loops(reduced=True))
+
+    @property
+    def most_kept(self) -> int:
+        """The most elements that a reduction leaves in a partition."""
+        return max((self.size(self.free(i.dst)[1]) for i in self._combines), default=1)
 
     @functools.cached_property
     def _combines(self) -> list[Instruction]:

@@ -12,46 +12,23 @@ from collections.abc import Sequence
 
 import torch
 
-from trnx.nki_kernels.generator.across import BANK, Across, Phase
+from trnx.nki_kernels.generator.across import Across, Phase
 from trnx.nki_kernels.generator.emit import Emitter
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import TENSOR
 from trnx.nki_kernels.generator.interleaved import interleaved_products
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.partition_groups import (
+    GROUP,
+    Groups,
+    groups_of,
+    products_of_groups,
+)
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 
-# Partitions of a product with ones where there are two: a tile of the array on all generations.
-_HALF = 64
 _IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
-
-
-def products_of_groups(
-    dst: str, stationary: str, moving: str, rows: object, size: object, onezero: str = "stationary"
-) -> list[str]:
-    """A product for each group of `size` of the partitions `0 .. rows` of `stationary` and
-    `moving`, side by side in the array. Of them `onezero` has the ones; `dst` depends on `start`.
-    """
-    arguments = [
-        f"dst={dst}",
-        f"stationary={_of_group(stationary)}",
-        f"moving={_of_group(moving)}",
-        f"is_{onezero}_onezero=True",
-        "tile_position=(start, 0)",
-        f"tile_size=({size}, 128)",
-    ]
-    return [
-        f"for start in range(0, {rows}, {size}):",
-        f"    end = min(start + {size}, {rows})",
-        *indent(call("nisa.nc_matmul", arguments)),
-    ]
-
-
-def _of_group(operand: str) -> str:
-    """The partitions of a group of `name` or of `name[:, ...]`."""
-    name, brackets, columns = operand.partition("[:")
-    return f"{name}[start:end{columns if brackets else ']'}"
 
 
 class ReductionEmitter(Emitter):
@@ -129,7 +106,7 @@ class ReductionEmitter(Emitter):
     def _ones_dtypes(self) -> list[torch.dtype]:
         kinds: dict[torch.dtype, None] = {}
         for combine in (i for phase in self.phases for i in phase.combines):
-            if self._op(combine) == "nl.add":
+            if self._op(combine) == "nl.add" and self.g.crosses:
                 by_ones = self._by_ones(combine)
                 kinds[self._source(combine).dtype if by_ones else torch.float32] = None
         return list(kinds)
@@ -165,12 +142,13 @@ class ReductionEmitter(Emitter):
             ]
         if self._by_ones(combine):
             kept = self._product(self.across.free(self._source(combine))[1])
-            run = self._halves_of(combine) * self._run(combine)
+            groups, rows = self._groups_of(combine), self._rows_of_total(combine)
             return [
+                *groups.lines,
                 f"{stem}_sums = []",
-                f"for left in range(0, {kept}, {BANK}):",
-                f"    width = min({BANK}, {kept} - left)",
-                f"    bank = nl.ndarray(({self.full}, {run} * width), dtype=nl.float32,"
+                f"for left in range(0, {kept}, {groups.chunk}):",
+                f"    width = min({groups.chunk}, {kept} - left)",
+                f"    bank = nl.ndarray(({rows}, {groups.side} * width), dtype=nl.float32,"
                 " buffer=nl.psum)",
                 f"    {stem}_sums.append(bank)",
             ]
@@ -183,19 +161,40 @@ class ReductionEmitter(Emitter):
             f"nisa.memset(dst={stem}_acc, value={_IDENTITY[self._op(combine)[3:]]})",
         ]
 
-    def _run(self, combine: Instruction) -> int:
-        """How many groups of kept elements lie side by side in a bank, for each half."""
-        reduced, kept = self.across.free(self._source(combine))
-        halves = self._halves_of(combine)
-        return max(1, min(BANK // (halves * self.across.size(kept)), self.across.size(reduced)))
-
-    def _halves_of(self, combine: Instruction) -> int:
-        """How many parts of the partitions of float32 numbers have products of their own, side by
-        side in the array: TensorE adds up the partitions of a product one after another."""
+    def _groups_of(self, combine: Instruction) -> Groups:
+        """How TensorE adds up the partitions."""
         source = self._source(combine)
-        is_small = 2 * self.across.size(self.across.free(source)[1]) <= BANK
-        is_float = source.dtype is torch.float32
-        return 2 if is_float and is_small and self.full > _HALF else 1
+        reduced, kept = self.across.free(source)
+        return groups_of(
+            self.full, self.across.size(kept), self.across.size(reduced),
+            is_float32=source.dtype is torch.float32, in_one=combine.dst in self.in_one,
+            is_between=self.across.is_between(source),
+        )  # fmt: skip
+
+    def _rows_of_total(self, combine: Instruction) -> int:
+        """The partitions that a product gives its sums to. Where one has the total it is as many as
+        load fast: a product with a single column adds term by term to what PSUM has."""
+        return min(GROUP, self.full) if combine.dst in self.in_one else self.full
+
+    def _ones_of(self, combine: Instruction) -> str:
+        """The ones of a product, a column for each of these partitions."""
+        ones = f"ones_{str(self._source(combine).dtype)[6:]}"
+        return f"{ones}[:, 0:{self._rows_of_total(combine)}]"
+
+    @functools.cached_property
+    def in_one(self) -> frozenset[Value]:
+        """What is reduced before a last phase without tiles and one partition has: it need not go
+        back to all.."""
+        if len(self.phases) < 2 or self.phases[-1].each or not self.g.crosses:
+            return frozenset()
+        found = self.phases[-2].combines
+        # All partitions need the maximum by which sums are scaled.
+        scaled_by = [pair[1] for i in found if (pair := self.across.in_one_phase(i))]
+        return frozenset(
+            i.dst
+            for i in found
+            if i.dst not in scaled_by and self._by_ones(i) == bool(self.region.labels(i.dst))
+        )
 
     def _partial(self, instruction: Instruction) -> list[str]:
         """What a tile adds to its accumulator."""
@@ -215,31 +214,32 @@ class ReductionEmitter(Emitter):
 
     def _products(self, combine: Instruction, stem: str, source: Value) -> list[str]:
         reduced, kept = self.across.free(source)
-        groups, width, run = self._product(reduced), self._product(kept), self._run(combine)
-        halves = self._halves_of(combine)
-        name = self.name(source)
+        count, width = self._product(reduced), self._product(kept)
+        groups, rows = self._groups_of(combine), self._rows_of_total(combine)
+        name, run, side = self.name(source), groups.run, groups.side
+        lines = list(groups.lines)
         if self.across.is_between(source):
             counts = [self._product(labels) for labels in self.across.groups(source)]
-            product = self._product_of(source, False, halves, run)
+            product = self._product_of(combine, kept_first=False)
             bank = f"{stem}_sums[0]"
-            return interleaved_products(name, bank, self.full, halves * run, run, counts, product)
+            return lines + interleaved_products(name, bank, rows, side, run, counts, product)
         kept_first = bool(kept) and self.axes(source) != reduced + kept
-        shape = f"(p, {width}, {groups})" if kept_first else f"(p, {groups}, {width})"
-        lines = [f"flat = {name}.reshape({shape})"]
-        lines.append(f"for first in range(0, {groups}, {run}):")
-        lines.append(f"    many = min({run}, {groups} - first)")
+        shape = f"(p, {width}, {count})" if kept_first else f"(p, {count}, {width})"
+        lines.append(f"flat = {name}.reshape({shape})")
+        lines.append(f"for first in range(0, {count}, {run}):")
+        lines.append(f"    many = min({run}, {count} - first)")
         lines.append(f"    for bank in range(len({stem}_sums)):")
-        lines.append(f"        left = bank * {BANK}")
-        lines.append(f"        wide = {stem}_sums[bank].shape[1] // {halves * run}")
+        lines.append(f"        left = bank * {groups.chunk}")
+        lines.append(f"        wide = {stem}_sums[bank].shape[1] // ({side})")
         # What VectorE adds up lies side by side.
-        view = f"{stem}_sums[bank].reshape(({self.full}, wide, {halves * run}))"
+        view = f"{stem}_sums[bank].reshape(({rows}, wide, {side}))"
         if kept_first:
             moving = "flat[:, left : left + wide, first : first + many]"
         else:
             view += ".permute((0, 2, 1))"
             moving = "flat[:, first : first + many, left : left + wide]"
         lines += [f"        goal = {view}", f"        moving = {moving}"]
-        return [*lines, *indent(indent(self._product_of(source, kept_first, halves, run)))]
+        return [*lines, *indent(indent(self._product_of(combine, kept_first=kept_first)))]
 
     def _wide_views(self, combine: Instruction, tile: str) -> tuple[str, str]:
         """A tile and its part of a wide accumulator, whose rows lie outside of all that stays."""
@@ -255,15 +255,16 @@ class ReductionEmitter(Emitter):
         shape = f"({self.rows}, {self.across.size(reduced)}, {outside}, {inside})"
         return flat, f"{acc}.reshape({shape})[0:p, 0:{groups}]"
 
-    def _product_of(self, source: Value, kept_first: bool, halves: int, run: int) -> list[str]:
-        """The product of `moving` with ones, or one for each half of its partitions."""
-        ones = f"ones_{str(source.dtype)[6:]}"
-        place = f"start // {_HALF} * {run}" if halves > 1 else "0"
+    def _product_of(self, combine: Instruction, *, kept_first: bool) -> list[str]:
+        """The product of `moving` with ones, or one for each group of its partitions."""
+        ones, is_cut = self._ones_of(combine), self._groups_of(combine).most > 1
+        place = "start // group * run" if is_cut else "0"
         columns = f"{place} : {place} + many"
         goal = f"goal[:, :, {columns}]" if kept_first else f"goal[:, {columns}]"
-        if halves > 1:
-            return products_of_groups(goal, ones, "moving", "p", _HALF)
-        operands = [f"stationary={ones}[0:p]", "moving=moving", "is_stationary_onezero=True"]
+        if is_cut:
+            return products_of_groups(goal, ones, "moving", "p", "group")
+        stationary = ones.replace("[:", "[0:p")
+        operands = [f"stationary={stationary}", "moving=moving", "is_stationary_onezero=True"]
         return call("nisa.nc_matmul", [f"dst={goal}", *operands])
 
     def _in_place(self, combine: Instruction, data: Tile) -> list[str]:

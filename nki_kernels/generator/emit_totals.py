@@ -17,17 +17,14 @@ import torch
 
 from trnx.nki_kernels.generator.across import BANK
 from trnx.nki_kernels.generator.emit_calls import indent
-from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter, products_of_groups
+from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
 from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
+from trnx.nki_kernels.generator.partition_groups import GROUP, GROUP_OF, products_of_groups
 from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.turned_totals import turned_total
-
-# Partitions that have a product of their own: as few as a tile of the array may have.
-_GROUP = 32
-_GROUP_OF = f"{2 * _GROUP} if nisa.get_nc_version() == nisa.nc_version.gen2 else {_GROUP}"
 
 
 class TotalEmitter(ReductionEmitter):
@@ -57,15 +54,12 @@ class TotalEmitter(ReductionEmitter):
         """The total, alike in all partitions where those were reduced."""
         if combine is self.turned:
             return self._combined_on_partitions(combine)
-        stem, dst = self._stem(combine), combine.dst
-        width = self._product(self.axes(dst))
-        shape = self.shape(dst, self.rows)
-        lines = [
-            f"{stem}_tile = nl.ndarray({shape}, dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
-            f"total = {stem}_tile.reshape(({self.rows}, {width}))",
-        ]
         if self._by_ones(combine):
-            return lines + self._out_of_psum(combine, stem)
+            return self._total_of_products(combine, str(self.full))
+        if self.g.leads_reduced:
+            return self._combined_of_parts(combine)
+        width = self._product(self.axes(combine.dst))
+        lines = self._total(combine, self.rows)
         if self.across.in_columns(combine):
             lines += self._column_total(combine)
             if not self.g.crosses or self._op(combine) == "nl.add":
@@ -79,6 +73,15 @@ class TotalEmitter(ReductionEmitter):
         if self._op(combine) == "nl.add":
             return lines + self._summed(width)
         return lines + self._turned_and_reduced(combine, width)
+
+    def _total(self, combine: Instruction, rows: str) -> list[str]:
+        """The tile of a total, also as a row of each partition."""
+        stem, dst = self._stem(combine), combine.dst
+        shape = f"{self.shape(dst, rows)}, dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf"
+        return [
+            f"{stem}_tile = nl.ndarray({shape})",
+            f"total = {stem}_tile.reshape(({rows}, {self._product(self.axes(dst))}))",
+        ]
 
     def _combined_on_partitions(self, combine: Instruction) -> list[str]:
         """The total, a value that stays on each partition."""
@@ -96,22 +99,14 @@ class TotalEmitter(ReductionEmitter):
         return bool(self._in_one(n))
 
     def _in_one(self, n: int) -> list[Value]:
-        """What is reduced in phase `n` and one partition has: it need not go back to all."""
-        after = self.phases[n + 1 :]
-        if len(after) != 1 or after[0].each or not self.g.crosses:
-            return []
-        found = self.phases[n].combines
-        # All partitions need the maximum by which sums are scaled.
-        scaled_by = [pair[1] for i in found if (pair := self.across.in_one_phase(i))]
-        return [
-            i.dst
-            for i in found
-            if not self._by_ones(i) and not self.region.labels(i.dst) and i.dst not in scaled_by
-        ]
+        """What is reduced in phase `n` and one partition has."""
+        return [i.dst for i in self.phases[n].combines if i.dst in self.in_one]
 
     def _combined_in_one(self, combine: Instruction) -> list[str]:
-        """The total of one element in the first partition."""
+        """The total in the first partition."""
         stem, op = self._stem(combine), self._op(combine)
+        if self._by_ones(combine):
+            return self._total_of_products(combine, "1")
         if self.across.in_columns(combine):
             return self._columns_in_one(combine)
         lines = self._parts(combine, "1")
@@ -226,14 +221,21 @@ class TotalEmitter(ReductionEmitter):
             "nisa.tensor_reduce", [f"dst={goal}", f"op={op}", f"data={data}", "axis=(2,)"]
         )
 
-    def _out_of_psum(self, combine: Instruction, stem: str) -> list[str]:
-        run = self._halves_of(combine) * self._run(combine)
-        lines = [f"for bank in range(len({stem}_sums)):"]
-        lines.append(f"    wide = {stem}_sums[bank].shape[1] // {run}")
-        lines.append(f"    goal = total[:, bank * {BANK} : bank * {BANK} + wide]")
-        if run == 1:
-            return [*lines, f"    nisa.tensor_copy(dst=goal, src={stem}_sums[bank])"]
-        view = f"{stem}_sums[bank].reshape(({self.full}, wide, {run}))"
+    def _total_of_products(self, combine: Instruction, rows: str) -> list[str]:
+        """The total of so many partitions, out of PSUM."""
+        groups, stem = self._groups_of(combine), self._stem(combine)
+        side, chunk = groups.side, groups.chunk
+        lines = [
+            *self._total(combine, rows),
+            *groups.lines,
+            f"for bank in range(len({stem}_sums)):",
+            f"    wide = {stem}_sums[bank].shape[1] // ({side})",
+            f"    goal = total[:, bank * {chunk} : bank * {chunk} + wide]",
+        ]
+        bank = f"{stem}_sums[bank][0:{rows}]"
+        if side == "1":
+            return [*lines, f"    nisa.tensor_copy(dst=goal, src={bank})"]
+        view = f"{bank}.reshape(({rows}, wide, {side}))"
         return [*lines, f"    nisa.tensor_reduce(dst=goal, op=nl.add, data={view}, axis=(2,))"]
 
     def _summed(self, width: str) -> list[str]:
@@ -249,7 +251,7 @@ class TotalEmitter(ReductionEmitter):
     @property
     def _groups(self) -> int:
         """How many groups of partitions have a product of their own, at the most."""
-        return -(-self.full // _GROUP)
+        return -(-self.full // GROUP)
 
     def _added(
         self,
@@ -274,9 +276,31 @@ class TotalEmitter(ReductionEmitter):
         groups = f"({self.full} + group - 1) // group"
         goal = f"{name}[:, :, start // group]"
         return [
-            f"group = {_GROUP_OF}",
+            f"group = {GROUP_OF}",
             f"{name} = nl.ndarray(({rows}, {columns}, {groups}), {kind})",
             *products_of_groups(goal, stationary, moving, self.full, "group", onezero),
+        ]
+
+    def _combined_of_parts(self, combine: Instruction) -> list[str]:
+        """The total of rows whose parts lie on several partitions: each of these gets it."""
+        op, width = self._op(combine), self._product(self.axes(combine.dst))
+        lines, rows = self._total(combine, self.rows), self._lanes(self.rows, constant=False)
+        if self.across.in_columns(combine):
+            lines.append("parts = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)")
+            lines += self._reduced("parts", op, f"{self._stem(combine)}_parts")
+        else:
+            lines += self._parts(combine, width)
+        count = self.lead_count(constant=False)
+        view = f"turned.reshape(({width}, {count}, {rows})).permute((0, 2, 1))"
+        return [
+            *lines,
+            f"turned = nl.ndarray(({width}, p), dtype=nl.float32, buffer=nl.psum)",
+            "nisa.nc_transpose(dst=turned, data=parts)",
+            f"line = nl.ndarray(({width}, {rows}), dtype=nl.float32, buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst=line, op={op}, data={view}, axis=(2,))",
+            f"back = nl.ndarray((p, {width}), dtype=nl.float32, buffer=nl.psum)",
+            f"nisa.nc_transpose(dst=back, data=line.expand_dim(1).broadcast(1, {count}))",
+            "nisa.tensor_copy(dst=total, src=back)",
         ]
 
     def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:

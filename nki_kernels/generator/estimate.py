@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+import torch
+
 from trnx.nki_kernels.generator import narrowing
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
@@ -215,9 +217,11 @@ class Estimate(TileOps):
                 after = (self._chain(VECTOR, self._geometry.tiles, after),)
         if last is not None and self._ops[last].queue == TENSOR:
             (source,) = (v for v in partial.args if isinstance(v, Value))
-            runs = max(1, min(BANK // width, self._elements(source) // width))
-            for left in range(0, width, BANK):
-                after = (self._chain(VECTOR, runs * min(BANK, width - left), after),)
+            halves = 2 if source.dtype is torch.float32 else 1
+            runs, chunk = self._elements(source) // width, BANK // halves
+            runs = max(halves, min(BANK // width, runs))
+            for left in range(0, width, chunk):
+                after = (self._chain(VECTOR, runs * min(chunk, width - left), after),)
         elif partial in self._in_columns:
             after = self._total_of_columns(combine, after)
         elif not self._geometry.crosses and partial in self._halved:
@@ -243,6 +247,12 @@ class Estimate(TileOps):
                 column = self._chain(VECTOR, many * lanes, turned[-1:])
                 back = [self._chain(TENSOR, 2 * wide, (column,)) for _ in range(many)]
                 after = (self._chain(VECTOR, many * wide, back[-1:]),)
+        if self._geometry.leads_reduced:
+            lanes = self._geometry.partitions
+            turned = self._chain(TENSOR, 2 * lanes, after)
+            line = self._chain(VECTOR, lanes, (turned,))
+            back = self._chain(TENSOR, 2 * width, (line,))
+            after = (self._chain(VECTOR, width, (back,)),)
         self._made[combine.dst, (block, None)] = after[0]
         self._made[("total", partial), block] = after[0]
 

@@ -82,9 +82,15 @@ class Geometry:
         return self.partition in self.reduced
 
     @property
+    def leads_reduced(self) -> bool:
+        """Whether rows that stay lie on the partitions in several parts, which are reduced."""
+        return not self.crosses and self.lead is not None and self.lead.label in self.reduced
+
+    @property
     def in_phases(self) -> bool:
-        """Whether a reduction is complete after several tiles."""
-        return self.crosses or any(axis.label in self.reduced for axis in self.loops)
+        """Whether a reduction is complete after several tiles, or partitions."""
+        looped = any(axis.label in self.reduced for axis in self.loops)
+        return self.crosses or self.leads_reduced or looped
 
     @property
     def moving(self) -> frozenset[int]:

@@ -15,9 +15,9 @@ from trnx.nki_kernels.generator.emit_calls import indent
 def interleaved_products(
     tile: str,
     bank: str,
-    full: int,
-    columns: int,
-    run: int,
+    rows: int,
+    columns: str,
+    run: str,
     counts: Sequence[str],
     product: Sequence[str],
 ) -> list[str]:
@@ -28,7 +28,7 @@ def interleaved_products(
     outer, count, inner = counts
     return [
         f"flat = {tile}.reshape((p, {outer}, {count}, {inner}))",
-        f"goal = {bank}.reshape(({full}, {outer}, {inner}, {columns})).permute((0, 3, 1, 2))",
+        f"goal = {bank}.reshape(({rows}, {outer}, {inner}, {columns})).permute((0, 3, 1, 2))",
         f"for first in range(0, {count}, {run}):",
         f"    many = min({run}, {count} - first)",
         "    moving = flat[:, :, first : first + many].permute((0, 2, 1, 3))",

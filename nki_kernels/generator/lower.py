@@ -26,6 +26,7 @@ from trnx.nki_kernels.generator.align import Alignment, align
 from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand, Value
 from trnx.nki_kernels.generator.long_builder import LongBuilder
 from trnx.nki_kernels.generator.monotone import move_behind_extrema
+from trnx.nki_kernels.generator.needless_extrema import without_needless_extrema
 from trnx.nki_kernels.generator.powers import move_powers_to_sums
 from trnx.nki_kernels.generator.rounding import loose_quotients
 from trnx.nki_kernels.generator.signs import without_needless_signs
@@ -92,6 +93,7 @@ def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -
     results = tuple(_output(builder, n, table[n], alignment, specs) for n in outputs)
     results = _simplified(results, without_needless_signs)
     results = _simplified(results, move_powers_to_sums)
+    results = _simplified(results, without_needless_extrema)
     results = _simplified(results, partial(move_behind_extrema, sizes=sizes))
     return _in_common_space(results, alignment, sizes)
 

@@ -37,6 +37,7 @@ from trnx.nki_kernels.generator.split import (
     run_beside,
     split_dimension,
     ways_to_split,
+    ways_to_split_rows,
 )
 from trnx.nki_kernels.generator.stages import FEW_STAGES, LEAST_TILES, MOST_STAGES
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
@@ -188,7 +189,7 @@ class RegionCuts(LoweredSpace):
         """The region with a part of another dimension on the partitions that one leaves empty, of
         which other cuts have `filled` that share (`split.py`). Tiles have whole rows; where that is
         said they are also `in_steps` along a reduced dimension, and with a part of a reduced one
-        beside another."""
+        beside another, or beside one that stays."""
         kept = {d: self.sizes[d] for d in self.order if d not in self.reduced}
         for partition, cuts, lead in self._splits(ways_to_split(kept, filled)):
             for free_size in _SPLIT_SIZES:
@@ -201,6 +202,8 @@ class RegionCuts(LoweredSpace):
             ways = [way for way in ways_to_split(across, filled) if across[way[1]] % way[2] == 0]
             for partition, cuts, lead in self._splits(ways):
                 yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
+            for partition, cuts, lead in self._splits(ways_to_split_rows(kept, across)):
+                yield from _of_sizes(functools.partial(cuts.led_by_reduced, partition, lead))
 
     def _splits(
         self, ways: Sequence[tuple[int, int, int]]
@@ -241,6 +244,16 @@ class RegionCuts(LoweredSpace):
             cut_led_in_steps, partition, lead, self.order, self.sizes, self.reduced
         )
         return self.phased(cut, free_size)
+
+    def led_by_reduced(self, partition: int, lead: Axis, free_size: int) -> list[TiledRegion]:
+        """The same with the parts of a reduced dimension, `lead`, beside one that stays, where
+        TensorE transposes all that a reduction leaves at once."""
+        if self.sizes[partition] * lead.size > PARTITIONS:
+            return []
+        found = self.led_in_steps(partition, lead, free_size)
+        return [
+            region for region in found if region.across and region.across.most_kept <= PARTITIONS
+        ]
 
     def turned(self, free_size: int) -> list[TiledRegion]:
         """The region with a dimension along the partitions that runs in the memory of a tensor,

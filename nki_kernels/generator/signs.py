@@ -35,16 +35,17 @@ def without_needless_signs(roots: tuple[Value, ...], values: list[Value]) -> dic
         if same is not None:
             new[value] = new[same]
             continue
-        args = tuple(_read(new[a], value, a) if isinstance(a, Value) else a for a in value.args)
+        args = tuple(read_by(value, new[a], a) if isinstance(a, Value) else a for a in value.args)
         new[value] = value if args == value.args else rebuilt(value, args)
-    return new | {root: _typed(new[root], root) for root in roots}
+    return new | {root: typed(new[root], root) for root in roots}
 
 
-def _read(found: Value, reader: Value, old: Value) -> Value:
-    return found if reader.op in _ANY_FLOAT else _typed(found, old)
+def read_by(reader: Value, found: Value, old: Value) -> Value:
+    """`found` as `reader` takes it in place of an `old` operand of perhaps another type."""
+    return found if reader.op in _ANY_FLOAT else typed(found, old)
 
 
-def _typed(found: Value, old: Value) -> Value:
+def typed(found: Value, old: Value) -> Value:
     """`found` in the type of what it stands for."""
     if found.dtype is old.dtype:
         return found

@@ -53,6 +53,19 @@ def ways_to_split(sizes: Mapping[int, int], filled: float) -> list[tuple[int, in
     ]
 
 
+def ways_to_split_rows(
+    kept: Mapping[int, int], reduced: Mapping[int, int]
+) -> list[tuple[int, int, int]]:
+    """The ways to put equal parts of a reduced dimension beside one that stays, as the same."""
+    return [
+        (partition, d, count)
+        for partition, size in kept.items()
+        for d, other in reduced.items()
+        for count in [_largest_divisor(other, PARTITIONS // size)]
+        if 1 < count < other
+    ]
+
+
 def run_beside(sizes: Mapping[int, int], strides: Strides, way: tuple[int, int, int]) -> int:
     """Elements of a tensor that lie side by side with a dimension and a part of another one, of a
     `way`, on the partitions: as many as a tile can have."""

@@ -134,3 +134,39 @@ def test_products_add_up_halves_of_the_partitions(
     x = draw(shape[0], *[1] * len(dims)).abs().expand(shape).contiguous()
     made = region(lambda x: aten.sum.dim_IntList(x, dims, False), x)
     made.check(target, rtol=1.2e-6, atol=0.0)
+
+
+def equal_rows(rows: int, columns: int) -> torch.Tensor:
+    return draw(1, columns).abs().expand(rows, columns).contiguous()
+
+
+@pytest.mark.parametrize(("target", "groups"), [("trn1", 2), ("trn2", 4), ("trn3", 4)])
+@pytest.mark.parametrize("shape", [(1024, 257), (1024, 1000), (300, 2049), (129, 512)])
+def test_groups_of_partitions_of_columns_that_fill_banks(
+    region: Build, shape: tuple[int, int], target: str, groups: int
+) -> None:
+    # 128 equal terms that are added one after another are 16 ulp off.
+    x = equal_rows(*shape)
+    (found,) = region(lambda x: aten.sum.dim_IntList(x, [0], False), x).run(target)
+    torch.testing.assert_close(found.double(), x.double().sum(0), rtol=2.4e-6 / groups, atol=0.0)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("columns", [257, 1000])
+def test_halves_of_partitions_that_all_get_the_sum(
+    region: Build, columns: int, target: str
+) -> None:
+    x = equal_rows(512, columns)
+    made = region(lambda x: aten.mul.Tensor(x, aten.sum.dim_IntList(x, [0], True)), x)
+    exact = x.double() * x.double().sum(0)
+    (found,) = made.run(target)
+    torch.testing.assert_close(found.double(), exact, rtol=1.2e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_rows_of_equal_terms_are_as_exact_as_in_eager(region: Build, target: str) -> None:
+    x = draw(100, 1).abs().expand(100, 5000).contiguous()
+    exact = x.double().sum(1)
+    (found,) = region(lambda x: aten.sum.dim_IntList(x, [1], False), x).run(target)
+    error, eager = ((y.double() - exact).abs().max() for y in (found, x.sum(1)))
+    assert error <= 2 * eager

@@ -1,0 +1,101 @@
+"""Rows on some of the partitions, each in several parts that are reduced together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from drawn import draw
+
+from trnx.nki_kernels.generator.split import ways_to_split_rows
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
+
+aten = torch.ops.aten
+Build = Callable[..., Any]
+Cuts = Any  # of conftest.py
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def extremes(x: Any, y: Any) -> Any:
+    total = aten.add.Tensor(x, y)
+    return aten.amax.default(total, [1], True), aten.amin.default(total, [1], False)
+
+
+def centred(x: Any, y: Any) -> Any:
+    return aten.mul.Tensor(aten.sub.Tensor(x, aten.mean.dim(x, [1], True)), y)
+
+
+def logsumexp(x: Any, y: Any) -> Any:
+    x = aten.mul.Tensor(x, y)
+    most = aten.amax.default(x, [1], True)
+    total = aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, most)), [1], True)
+    return aten.add.Tensor(aten.log.default(total), most)
+
+
+def softmax(x: Any, y: Any) -> Any:
+    weights = aten.exp.default(aten.sub.Tensor(x, aten.amax.default(x, [1], True)))
+    shares = aten.div.Tensor(weights, aten.sum.dim_IntList(weights, [1], True))
+    return aten.mul.Tensor(shares, y)
+
+
+def largest(x: Any) -> Any:
+    return aten.amax.default(x, [1], True)
+
+
+def in_parts(every: list[TiledRegion]) -> list[TiledRegion]:
+    """One way of each geometry with parts, and of what phases keep."""
+    found: dict[Any, TiledRegion] = {}
+    for cut in every:
+        if cut.geometry.leads_reduced:
+            calls = tuple(i.call for i in cut.instructions)
+            found.setdefault((cut.geometry, cut.keeps, calls, cut.phase_stages), cut)
+    return list(found.values())
+
+
+def test_parts_are_equal_and_fill_partitions() -> None:
+    ways = ways_to_split_rows({0: 56, 1: 3}, {2: 4896, 3: 7, 4: 4895})
+    assert (0, 2, 2) in ways
+    assert (1, 2, 36) in ways
+    assert all((n * kept) <= 128 for p, _, n in ways for kept in [{0: 56, 1: 3}[p]])
+    assert not any(p == 0 and d in (3, 4) for p, d, _ in ways)
+
+
+@pytest.mark.parametrize("function", [extremes, centred, logsumexp, softmax])
+@pytest.mark.parametrize(
+    ("shapes", "target"),
+    [
+        (((56, 1302), (56, 1)), "trn2"),
+        (((33, 1299), (1, 1299)), "trn2"),
+        (((33, 1299), (33, 1)), "trn1"),
+        (((64, 1300), (64, 1300)), "trn3"),
+    ],
+)
+def test_values(
+    region: Build, cuts: Cuts, function: Any, shapes: tuple[tuple[int, ...], ...], target: str
+) -> None:
+    made = region(function, *(draw(*shape) for shape in shapes))
+    cuts.check(made, in_parts(cuts.of(made, target)), target, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("function", [centred, softmax])
+def test_rounded_values(region: Build, cuts: Cuts, function: Any) -> None:
+    made = region(function, draw(48, 1302, dtype=BF16), draw(48, 1, dtype=BF16))
+    cuts.check(made, in_parts(cuts.of(made)), rtol=2e-2, atol=2e-2)
+
+
+def test_parts_that_lie_apart(region: Build, cuts: Cuts) -> None:
+    def centred(x: Any) -> Any:
+        return aten.sub.Tensor(x, aten.mean.dim(x, [0, 1], True))
+
+    made = region(centred, draw(12, 56, 130).permute(0, 2, 1))
+    cuts.check(made, in_parts(cuts.of(made)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_special_values_reach_their_row_alone(region: Build, cuts: Cuts, value: float) -> None:
+    x = draw(56, 1302)
+    x[7, 1300] = value
+    made = region(largest, x)
+    cuts.check(made, in_parts(cuts.of(made)), rtol=0, atol=0)
