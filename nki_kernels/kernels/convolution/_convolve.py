@@ -131,6 +131,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     )
     together = plan.streams * plan.sides
     ready: list[list[Inputs]] = []
+    waiting: list[Inputs] = []
     number = 0
     for first in range(0, len(blocks), together):
         by_both = is_first and (plan.is_small or first == 0)
@@ -168,7 +169,12 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             is_last = volume.is_last and (plan.is_small or end_block >= len(blocks))
             where = (first, turn, is_last, volume.is_last and end_block >= len(blocks))
             if plan.rest_columns > 0 and chunks[start].number < nl.tile_size.pmax:
-                turn = _convolve_rest(volume, filters, plan, sides[0], start, where)
+                waiting.extend(_apart(sides[0]))
+                count = nl.tile_size.pmax // plan.rest_columns
+                if plan.streams > 1 or len(waiting) == count or end_block >= len(blocks):
+                    which = (end_block - len(waiting), where[1], where[2], where[3])
+                    turn = _convolve_rest(volume, filters, plan, waiting, start, which)
+                    waiting = []
             else:
                 turn = _convolve_chunks(volume, filters, plan, sides, part, where)
             start = end
@@ -184,11 +190,19 @@ def _load_sides(
     return load_inputs(x, plan, sides, first // plan.streams, number, by_both)
 
 
+def _apart(inputs: Inputs) -> list[Inputs]:
+    """Each of the blocks by itself."""
+    found: list[Inputs] = []
+    for place in range(len(inputs.blocks)):
+        found.append(Inputs(inputs.tile, [inputs.blocks[place]], inputs.rest, place, 0))
+    return found
+
+
 def _convolve_rest(
     volume: Volume,
     filters: Filters,
     plan: Plan,
-    inputs: Inputs,
+    inputs: list[Inputs],
     chunk: int,
     where: tuple[int, int, bool, bool],
 ) -> int:
@@ -198,37 +212,37 @@ def _convolve_rest(
     """
     while len(filters.ready) <= chunk:
         load_next(filters, plan)
-    columns = plan.rest_columns
-    count = nl.tile_size.pmax // columns
     beside = plan_of_rest(plan)
     if len(filters.rest) == 0:
-        its = filters.ready[chunk]
-        tile = its.weights.tile
-        if tile.shape[3] < columns:
-            shape = (tile.shape[0], tile.shape[1], tile.shape[2], columns)
-            wide = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
-            nisa.memset(dst=wide, value=0.0)
-            for stream in range(plan.streams):
-                here = nl.ds(stream * plan.array_rows, its.weights.channels * plan.fold)
-                some = wide[here, :, :, 0 : tile.shape[3]]
-                nisa.tensor_copy(dst=some, src=tile[here], engine=nisa.engine.vector)
-            tile = wide
-        scale, shift = on_all_sides(its.scale, beside), on_all_sides(its.shift, beside)
-        weights = Weights(tile, its.weights.channels, its.weights.masked)
-        filters.rest.append(Ready(weights, scale, shift))
+        filters.rest.append(_rest_of(filters.ready[chunk], plan, beside))
     ready = filters.ready[0:chunk]
     ready.append(filters.rest[0])
     its_filters = Filters(filters.given, filters.weight, filters.chunks, ready, filters.rest, [])
     first, turn, is_last, is_end = where
-    blocks = inputs.blocks
-    for begin in range(0, len(blocks), count):
-        sides: list[Inputs] = []
-        for place in range(begin, min(begin + count, len(blocks))):
-            sides.append(Inputs(inputs.tile, [blocks[place]], inputs.rest, place, 0))
+    count = beside.sides
+    for begin in range(0, len(inputs), count):
+        sides = inputs[begin : min(begin + count, len(inputs))]
         part = (chunk, chunk + 1)
-        which = (first + begin, turn, is_last, is_end and begin + count >= len(blocks))
+        which = (first + begin, turn, is_last, is_end and begin + count >= len(inputs))
         turn = _convolve_chunks(volume, its_filters, beside, sides, part, which)
     return turn
+
+
+def _rest_of(its: Ready, plan: Plan, beside: Plan) -> Ready:
+    """What a last chunk of few output channels needs, with as many columns as a side has."""
+    tile = its.weights.tile
+    columns = beside.array_columns
+    if tile.shape[3] < columns:
+        shape = (tile.shape[0], tile.shape[1], tile.shape[2], columns)
+        wide = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=wide, value=0.0)
+        for stream in range(plan.streams):
+            here = nl.ds(stream * plan.array_rows, its.weights.channels * plan.fold)
+            some = wide[here, :, :, 0 : tile.shape[3]]
+            nisa.tensor_copy(dst=some, src=tile[here], engine=nisa.engine.vector)
+        tile = wide
+    scale, shift = on_all_sides(its.scale, beside), on_all_sides(its.shift, beside)
+    return Ready(Weights(tile, its.weights.channels, its.weights.masked), scale, shift)
 
 
 def _convolve_chunks(
