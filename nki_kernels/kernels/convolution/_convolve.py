@@ -25,10 +25,8 @@ from trnx.nki_kernels.kernels.convolution._loads import (
     Inputs,
     Source,
     is_spread,
-    load,
     load_inputs,
     place_of,
-    store,
 )
 from trnx.nki_kernels.kernels.convolution._plan import (
     Block,
@@ -37,6 +35,7 @@ from trnx.nki_kernels.kernels.convolution._plan import (
     plan_of_rest,
 )
 from trnx.nki_kernels.kernels.convolution._product import Weights, convolve_blocks
+from trnx.nki_kernels.kernels.convolution._results import move, size_of, store_last
 from trnx.nki_kernels.kernels.convolution._views import results_of, volumes_of, with_planes
 
 # Products, at half rate: as long as DMA takes for the first weights or inputs.
@@ -132,6 +131,7 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
     )
     together = plan.streams * plan.sides
     ready: list[list[Inputs]] = []
+    waiting: list[Inputs] = []
     number = 0
     for first in range(0, len(blocks), together):
         by_both = is_first and (plan.is_small or first == 0)
@@ -169,7 +169,12 @@ def _convolve_volume(volume: Volume, filters: Filters, plan: Plan, blocks: list[
             is_last = volume.is_last and (plan.is_small or end_block >= len(blocks))
             where = (first, turn, is_last, volume.is_last and end_block >= len(blocks))
             if plan.rest_columns > 0 and chunks[start].number < nl.tile_size.pmax:
-                turn = _convolve_rest(volume, filters, plan, sides[0], start, where)
+                waiting.extend(_apart(sides[0]))
+                count = nl.tile_size.pmax // plan.rest_columns
+                if plan.streams > 1 or len(waiting) == count or end_block >= len(blocks):
+                    which = (end_block - len(waiting), where[1], where[2], where[3])
+                    turn = _convolve_rest(volume, filters, plan, waiting, start, which)
+                    waiting = []
             else:
                 turn = _convolve_chunks(volume, filters, plan, sides, part, where)
             start = end
@@ -185,11 +190,19 @@ def _load_sides(
     return load_inputs(x, plan, sides, first // plan.streams, number, by_both)
 
 
+def _apart(inputs: Inputs) -> list[Inputs]:
+    """Each of the blocks by itself."""
+    found: list[Inputs] = []
+    for place in range(len(inputs.blocks)):
+        found.append(Inputs(inputs.tile, [inputs.blocks[place]], inputs.rest, place, 0))
+    return found
+
+
 def _convolve_rest(
     volume: Volume,
     filters: Filters,
     plan: Plan,
-    inputs: Inputs,
+    inputs: list[Inputs],
     chunk: int,
     where: tuple[int, int, bool, bool],
 ) -> int:
@@ -199,37 +212,37 @@ def _convolve_rest(
     """
     while len(filters.ready) <= chunk:
         load_next(filters, plan)
-    columns = plan.rest_columns
-    count = nl.tile_size.pmax // columns
     beside = plan_of_rest(plan)
     if len(filters.rest) == 0:
-        its = filters.ready[chunk]
-        tile = its.weights.tile
-        if tile.shape[3] < columns:
-            shape = (tile.shape[0], tile.shape[1], tile.shape[2], columns)
-            wide = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
-            nisa.memset(dst=wide, value=0.0)
-            for stream in range(plan.streams):
-                here = nl.ds(stream * plan.array_rows, its.weights.channels * plan.fold)
-                some = wide[here, :, :, 0 : tile.shape[3]]
-                nisa.tensor_copy(dst=some, src=tile[here], engine=nisa.engine.vector)
-            tile = wide
-        scale, shift = on_all_sides(its.scale, beside), on_all_sides(its.shift, beside)
-        weights = Weights(tile, its.weights.channels, its.weights.masked)
-        filters.rest.append(Ready(weights, scale, shift))
+        filters.rest.append(_rest_of(filters.ready[chunk], plan, beside))
     ready = filters.ready[0:chunk]
     ready.append(filters.rest[0])
     its_filters = Filters(filters.given, filters.weight, filters.chunks, ready, filters.rest, [])
     first, turn, is_last, is_end = where
-    blocks = inputs.blocks
-    for begin in range(0, len(blocks), count):
-        sides: list[Inputs] = []
-        for place in range(begin, min(begin + count, len(blocks))):
-            sides.append(Inputs(inputs.tile, [blocks[place]], inputs.rest, place, 0))
+    count = beside.sides
+    for begin in range(0, len(inputs), count):
+        sides = inputs[begin : min(begin + count, len(inputs))]
         part = (chunk, chunk + 1)
-        which = (first + begin, turn, is_last, is_end and begin + count >= len(blocks))
+        which = (first + begin, turn, is_last, is_end and begin + count >= len(inputs))
         turn = _convolve_chunks(volume, its_filters, beside, sides, part, which)
     return turn
+
+
+def _rest_of(its: Ready, plan: Plan, beside: Plan) -> Ready:
+    """What a last chunk of few output channels needs, with as many columns as a side has."""
+    tile = its.weights.tile
+    columns = beside.array_columns
+    if tile.shape[3] < columns:
+        shape = (tile.shape[0], tile.shape[1], tile.shape[2], columns)
+        wide = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=wide, value=0.0)
+        for stream in range(plan.streams):
+            here = nl.ds(stream * plan.array_rows, its.weights.channels * plan.fold)
+            some = wide[here, :, :, 0 : tile.shape[3]]
+            nisa.tensor_copy(dst=some, src=tile[here], engine=nisa.engine.vector)
+        tile = wide
+    scale, shift = on_all_sides(its.scale, beside), on_all_sides(its.shift, beside)
+    return Ready(Weights(tile, its.weights.channels, its.weights.masked), scale, shift)
 
 
 def _convolve_chunks(
@@ -250,7 +263,7 @@ def _convolve_chunks(
     results: list[nl.NkiTensor] = []
     added: list[nl.NkiTensor | None] = []
     for index in range(len(sides[0].blocks)):
-        size = _size_of(sides, index, plan, chunks)
+        size = size_of(sides, index, plan, chunks)
         begin = 0
         if residual is None and plan.sides == 1:
             begin = place_of(size[0], where[0] + index)
@@ -260,7 +273,7 @@ def _convolve_chunks(
         added.append(None)
         if residual is not None:
             added[-1] = nl.ndarray(size, dtype=out.dtype, buffer=nl.sbuf)
-            _move(residual, added[-1], sides, index, plan, chunks, False, None)
+            move(residual, added[-1], sides, index, plan, chunks, False, None)
     turn = where[1]
     for chunk in range(len(chunks)):
         # One more than is needed, whose transposes leave PSUM during the products; but the first
@@ -284,11 +297,11 @@ def _convolve_chunks(
     is_end = where[3] and part[1] == len(filters.chunks)
     is_end = is_end and plan.sides == 1 and len(chunks) > 1
     if is_end and _waits_for_products(ready[-1].weights, out.shape[0], plan):
-        _store_last(out, results[0], sides[0].blocks[0], plan, chunks, before)
+        store_last(out, results[0], sides[0].blocks[0], plan, chunks, before)
         return turn
     for index in range(len(results)):
         store_turn = before + index if are_alone else None
-        _move(out, results[index], sides, index, plan, chunks, True, store_turn)
+        move(out, results[index], sides, index, plan, chunks, True, store_turn)
     return turn
 
 
@@ -297,87 +310,3 @@ def _waits_for_products(weights: Weights, out_channels: int, plan: Plan) -> bool
     there are more output channels; of one block at a time, as products of less would take as long.
     """
     return plan.streams == 1 and out_channels <= weights.channels * weights.tile.shape[2]
-
-
-def _size_of(
-    sides: list[Inputs], index: int, plan: Plan, chunks: list[Channels]
-) -> tuple[int, ...]:
-    """`[partitions, chunks, planes, rows, columns]` of the outputs of a stream on all sides."""
-    size = [chunks[0].number, len(chunks), 1, 1, 1]
-    for side in range(len(sides)):
-        if index < len(sides[side].blocks):
-            block = _outputs(plan, sides[side].blocks[index])
-            if plan.sides > 1:
-                size[0] = (side + 1) * plan.array_columns
-            for axis in range(2, 5):
-                size[axis] = max(size[axis], block[axis])
-    return (size[0], size[1], size[2], size[3], size[4])
-
-
-def _move(
-    tensor: nl.NkiTensor,
-    tile: nl.NkiTensor,
-    sides: list[Inputs],
-    index: int,
-    plan: Plan,
-    chunks: list[Channels],
-    is_store: bool,
-    turn: int | None,
-) -> None:
-    """The outputs of a stream, all of its sides: from the tile to HBM, or from there. Stores that
-    have a `turn` go by both rings, as no loads follow.
-    """
-    for side in range(len(sides)):
-        if index < len(sides[side].blocks):
-            block = _outputs(plan, sides[side].blocks[index])
-            target = _place(tensor, block, chunks)
-            part = tile[nl.ds(side * plan.array_columns, chunks[0].number)]
-            part = part[:, :, 0 : block[2], 0 : block[3], 0 : block[4]]
-            if is_store:
-                is_beside = turn is not None and (turn + side) % 2 == 1
-                store(target, part, is_beside, plan.is_static)
-            else:
-                load(part, target, False, plan.is_static)
-
-
-def _store_last(
-    out: nl.NkiTensor,
-    tile: nl.NkiTensor,
-    block: Block,
-    plan: Plan,
-    chunks: list[Channels],
-    turn: int,
-) -> None:
-    """The outputs of the last block, each chunk by itself, so that few bytes are left when the last
-    one is there; by both rings in turns.
-    """
-    size = _outputs(plan, block)
-    target = _place(out, size, chunks)
-    part = tile[:, :, 0 : size[2], 0 : size[3], 0 : size[4]]
-    for chunk in range(len(chunks)):
-        some = nl.ds(chunk, 1)
-        store(target[:, some], part[:, some], (turn + chunk) % 2 == 1, plan.is_static)
-
-
-def _outputs(plan: Plan, block: Block) -> tuple[int, int, int, int, int]:
-    """The first plane and row of a block's outputs, and how many planes, rows and columns."""
-    front = block.plane * plan.planes.step
-    top = block.row * plan.rows.step
-    planes = min(plan.planes.block * plan.planes.step, plan.planes.out - front)
-    rows = min(plan.rows.block * plan.rows.step, plan.rows.out - top)
-    return front, top, planes, rows, plan.columns.out
-
-
-def _place(
-    tensor: nl.NkiTensor, block: tuple[int, int, int, int, int], chunks: list[Channels]
-) -> nl.NkiTensor:
-    """The outputs of a block in HBM: `[channels, chunks, planes, rows, columns]`, or `[channels,
-    rows of each, planes, rows, columns]` where these are on the partitions together.
-    """
-    front, top, planes, rows, _ = block
-    if len(tensor.shape) == 5:
-        return tensor[:, :, nl.ds(front, planes), nl.ds(top, rows), :]
-    count = chunks[0].number
-    part = tensor[nl.ds(chunks[0].place, count * len(chunks))]
-    part = part[:, nl.ds(front, planes), nl.ds(top, rows), :]
-    return part.reshape_dim(0, (len(chunks), count)).permute((1, 0, 2, 3, 4))

@@ -41,7 +41,6 @@ from trnx.nki_kernels.kernels.convolution._depthwise_operands import (
     rows_of_tile,
 )
 from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
-    Cell,
     Side,
     Taken,
     outputs_of,
@@ -49,8 +48,8 @@ from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
     sides_with,
     taken_of,
 )
+from trnx.nki_kernels.kernels.convolution._depthwise_results import load_added, store_cell
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, finish
-from trnx.nki_kernels.kernels.convolution._loads import load, store
 from trnx.nki_kernels.kernels.convolution._parts import (
     BankPart,
     parts_of_block,
@@ -198,19 +197,25 @@ def _convolve(
     column = 0
     for number in range(len(rounds)):
         tiles = ready
-        if number + 1 < len(rounds):
+        is_last = number + 1 == len(rounds)
+        if not is_last:
             # The next inputs come during these products.
             ready = load_round(given, rounds[number + 1], False)
         for side in rounds[number]:
             for stream in range(len(side.cells)):
                 diagonals_of(given, filters_of(given, side, stream))
         copy_round(given, rounds[number], tiles, number == 0)
-        column = _convolve_round(given, rounds[number], tiles, totals, column)
+        column = _convolve_round(given, rounds[number], tiles, totals, column, is_last)
     return repairs_of(finite_ones(totals), column_of_ones())
 
 
 def _convolve_round(
-    given: Given, sides: list[Side], tiles: list[nl.NkiTensor], totals: nl.NkiTensor, column: int
+    given: Given,
+    sides: list[Side],
+    tiles: list[nl.NkiTensor],
+    totals: nl.NkiTensor,
+    column: int,
+    is_last: bool,
 ) -> int:
     """The outputs of some sides; `column`: the next one of the totals, which is returned."""
     axes = given.axes
@@ -222,56 +227,22 @@ def _convolve_round(
         planes, rows, columns = outputs_of(axes, sides[0].cells[0].block)
         shape = (count * given.tile, planes, rows, columns)
         results.append(nl.ndarray(shape, dtype=given.out.dtype, buffer=nl.sbuf))
-        added.append(_load_added(given, sides, stream, shape))
+        added.append(load_added(given, sides, stream, shape))
     for number in range(len(parts_of_block(axes, sides[0].cells[0].block))):
         banks = _multiply(given, sides, tiles, number)
         for stream in range(streams):
             total = totals[0 : banks[stream].shape[0], nl.ds(column, 1)]
             its = (banks[stream], results[stream], added[stream])
-            _finish(given, sides, stream, its, number, total)
+            # VectorE has nothing else to do any more.
+            on_vector = is_last and (stream + number) % 2 == 1
+            _finish(given, sides, (stream, number), its, total, on_vector)
             column = column + 1
     for stream in range(streams):
         for side in range(sides_with(sides, stream)):
             cell = sides[side].cells[stream]
             source = results[stream][nl.ds(side * given.tile, cell.number)]
-            _store(given, _part_of(given.out, axes, cell), source)
+            store_cell(given, cell, source)
     return column
-
-
-def _store(given: Given, target: nl.NkiTensor, source: nl.NkiTensor) -> None:
-    """The outputs of a cell; an image at a time where triggers take no time, as what several have
-    of some channels is no rectangle, and seems to overlap that of other channels.
-    """
-    planes = target.shape[1]
-    each = 1 if given.is_static else planes
-    for plane in range(0, planes, each):
-        some = nl.ds(plane, each)
-        store(target[:, some], source[:, some], False, given.is_static)
-
-
-def _load_added(
-    given: Given, sides: list[Side], stream: int, shape: tuple[int, ...]
-) -> nl.NkiTensor | None:
-    """What is added to the outputs of a stream."""
-    if given.residual is None:
-        return None
-    added = nl.ndarray(shape, dtype=given.out.dtype, buffer=nl.sbuf)
-    count = sides_with(sides, stream)
-    if sides[count - 1].cells[stream].number < given.tile:
-        nisa.memset(dst=added, value=0.0, engine=nisa.engine.gpsimd)
-    for side in range(count):
-        cell = sides[side].cells[stream]
-        target = added[nl.ds(side * given.tile, cell.number)]
-        load(target, _part_of(given.residual, given.axes, cell), False, given.is_static)
-    return added
-
-
-def _part_of(tensor: nl.NkiTensor, axes: Axes, cell: Cell) -> nl.NkiTensor:
-    """The outputs of a cell in HBM."""
-    front, top = cell.block.plane * axes.planes.step, cell.block.row * axes.rows.step
-    planes, rows, _ = outputs_of(axes, cell.block)
-    some = tensor[nl.ds(cell.first, cell.number)]
-    return some[:, nl.ds(front, planes), nl.ds(top, rows), :]
 
 
 def _multiply(
@@ -344,19 +315,27 @@ def _multiply_taken(
 def _finish(
     given: Given,
     sides: list[Side],
-    stream: int,
+    which: tuple[int, int],
     tiles: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor | None],
-    number: int,
     total: nl.NkiTensor,
+    on_vector: bool,
 ) -> None:
-    """The epilogue of a bank: of all sides at once where they have the same channels; and its
-    total.
+    """The epilogue of a bank, `which` is that of a stream and part: of all sides at once where they
+    have the same channels; and its total. By VectorE if that may do it with one instruction.
     """
+    stream, number = which
     tensors = given.tensors
     bank, result, added = tiles
     p, r, q = _where_of_part(given, sides, number)
     is_plain = tensors.bias is None and tensors.norm is None
-    if is_plain and added is None and tensors.activation == "none":
+    is_copy = is_plain and added is None and tensors.activation == "none"
+    if is_copy and on_vector:
+        nisa.tensor_scalar_reduce(
+            dst=result[:, p, r, q], data=bank, op0=nl.multiply, operand0=1.0, reduce_op=nl.add,
+            reduce_res=total,
+        )  # fmt: skip
+        return
+    if is_copy:
         nisa.activation(
             dst=result[:, p, r, q], op=nl.copy, data=bank, reduce_op=nl.add, reduce_res=total,
             reduce_cmd=nisa.reduce_cmd.reset_reduce,

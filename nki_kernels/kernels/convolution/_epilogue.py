@@ -1,7 +1,7 @@
 """NKI helpers of convolutions: what happens to sums in PSUM before they are rounded.
 
 Output channels lie on the partitions, so bias and batch norm are columns, which ScalarE applies
-with the activation in one instruction. VectorE, whose clock is slower, takes two banks of five
+with the activation in one instruction. VectorE, whose clock is slower, takes four banks of nine
 where it needs one instruction as well.
 """
 
@@ -14,7 +14,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._matmul import activation_function
 
-_TURNS, _VECTOR_TURNS = 5, (1, 3)
+_TURNS, _VECTOR_TURNS = 9, (1, 3, 5, 7)
 
 
 class Epilogue(NamedTuple):

@@ -50,6 +50,8 @@ _FIRST_BYTES = 6144
 _LEAST_BYTES, _LEAST_WINDOW_BYTES = 768, 640
 # Loads at the borders of an image, each with a trigger of its own, that are few enough.
 _BORDER_TRANSFERS = 12
+# Of a partition, for the inputs of blocks that share the array for their last output channels.
+_SHARED_BYTES = 32768
 _RESULT_BYTES = 32768  # of a partition, for the outputs of a block of all phases
 
 
@@ -334,7 +336,7 @@ def plan(
         sharing.array_columns,
         depth_of(problem, sharing, hw),
         rest_rows(problem, sharing, hw),
-        rest_columns(problem, sharing, hw),
+        _rest_columns(problem, sharing, block, hw),
         is_small(problem, sharing, hw),
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
         max(1, _STORE_BYTES // result_bytes(problem, block)),
@@ -343,6 +345,19 @@ def plan(
         shares_blocks(problem, sharing, _count(problem, block), volumes, hw),
         is_paired(problem, sharing, hw),
     )
+
+
+def _rest_columns(problem: Problem, sharing: Sharing, block: Sequence[int], hw: Hardware) -> int:
+    """Columns for the last output channels of a block; those of blocks that are not computed side
+    by side wait for each other, so only where there is room for their inputs.
+    """
+    columns = rest_columns(problem, sharing, hw)
+    if columns == 0 or sharing.streams > 1:
+        return columns
+    count = hw.partitions // columns
+    each = input_bytes(problem, block[0], block[1], sharing.fold, hw)
+    fits = count * each <= _SHARED_BYTES
+    return columns if fits and _count(problem, block) >= count else 0
 
 
 def _pitch(
@@ -366,10 +381,12 @@ def plan_bytes(problem: Problem, hw: Hardware) -> int:
     weights = max(each, min(_WEIGHT_BYTES, weight_bytes(problem, problem.out_channels, fold, hw)))
     result = max(_STORE_BYTES, result_bytes(problem, [planes, rows]))
     staged = problem.taps * problem.itemsize * min(hw.partitions, problem.channels)
+    shares = _rest_columns(problem, sharing, (planes, rows), hw) > 0 and sharing.streams == 1
     return (
         weights
         + staged
         + (_SMALL_BYTES if is_small(problem, sharing, hw) else 0)
+        + (_SHARED_BYTES if shares else 0)
         + sharing.sides * input_bytes(problem, planes, rows, fold, hw)
         + 2 * result * (2 if problem.has_residual else 1)
     )

@@ -143,6 +143,14 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("192 of 32 channels", (5, 32, 23, 24), (192, 32, 1, 1), bf16, norm=True)
     yield sample("130 of 64 channels", (3, 64, 5, 6), (130, 64, 3, 3), bf16, padding=[1])
     yield sample("transposed, 144 of 20 channels", (5, 20, 9, 5), (20, 144, 1, 1), bf16, **up)
+    # The same where each block has all rows of the array, and so waits for the next one.
+    yield sample("192 of 130 channels", (3, 130, 20, 24), (192, 130, 3, 3), bf16, padding=[1],
+                 bias=True, activation="silu")  # fmt: skip
+    yield sample("192 of 192 channels", (4, 192, 15, 14), (192, 192, 2, 3), bf16)
+    yield sample("160 of 96 channels", (9, 96, 15, 16), (160, 96, 1, 1), norm=True)
+    yield sample("transposed, 192 of 66 channels", (5, 66, 17, 16), (66, 192, 1, 1), bias=True,
+                 **up)  # fmt: skip
+    yield sample("192 of 70 channels, 3d", (2, 70, 5, 12, 13), (192, 70, 2, 2, 2), bf16)
     yield sample("blocks of even rows", (2, 130, 44, 64), (4, 130, 3, 3), bf16, padding=[1])
     yield sample("residual, blocks beside each other", (2, 70, 40, 50), (32, 70, 3, 3), padding=[1],
                  residual=(2, 32, 40, 50), norm=True, activation="relu")  # fmt: skip

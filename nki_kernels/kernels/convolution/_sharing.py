@@ -153,14 +153,17 @@ def rest_rows(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
 
 def rest_columns(problem: Problem, sharing: Sharing, hw: Hardware) -> int:
     """Columns of the array for a last chunk of output channels, where those are half of it or
-    fewer and several blocks are computed side by side; 0 where it is like the others. An added
-    tensor has no values for columns that fill a part, and masks no weights.
+    fewer and several blocks are computed side by side; 0 where it is like the others. Channels that
+    fill a part have no values in an added tensor, and no weights where blocks have all rows of the
+    array.
     """
     rest = problem.out_channels % hw.partitions
-    is_alone = problem.out_channels < hw.partitions or sharing.streams == 1 or sharing.sides > 1
+    is_alone = problem.out_channels < hw.partitions or sharing.sides > 1
     if is_alone or rest == 0 or problem.has_residual or sharing.fold > 1:
         return 0
     columns = max(_least_part(hw), 1 << (rest - 1).bit_length())
+    if sharing.streams == 1 and columns > rest:
+        return 0
     return columns if columns < hw.partitions else 0
 
 

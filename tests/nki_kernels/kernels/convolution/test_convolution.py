@@ -236,3 +236,22 @@ def test_cores_share_output_channels_where_blocks_are_few() -> None:
         profile = trnx.profile(compiled, x, weight, target="trn2")
         seconds.append(sum(region.seconds for region in profile.regions))
     assert seconds[1] < 0.75 * seconds[0]
+
+
+@pytest.mark.parametrize("channel", [5, 88, 127])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_depthwise_value_that_is_not_finite_stays_in_its_channel(
+    value: float, channel: int
+) -> None:
+    """Of products, by whichever engine their sums are added up to see it."""
+    x, weight = images(2, 128, 28, 28).bfloat16(), images(128, 1, 3, 3).bfloat16()
+    x[1, channel, 27, 26] = value
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, padding=1, groups=128)
+
+    torch._dynamo.reset()
+    got = torch.compile(function, backend="trnx", options=OPTIONS)(x, weight)
+    expected = function(x.float(), weight.float()).bfloat16()
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=5e-2, equal_nan=True)
+    assert not expected[1, channel].isfinite().all()
