@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+import torch
+
 from trnx.nki_kernels.generator import narrowing
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
@@ -52,7 +54,7 @@ class Estimate(TileOps):
         for i, again in zip(instructions, repeated, strict=True):
             if not again:
                 self._add(i, loads, None)
-        depth = max(stages, default=0) + 1
+        depth = 1 + max([*stages, *(stage for *_, stage in stores)], default=0)
         together = [i for i, s in zip(instructions, stages, strict=True) if s < in_turn]
         alternates = table_loads(together) > 0
         tiles = self._geometry.tiles_of_core
@@ -203,8 +205,10 @@ class Estimate(TileOps):
 
     def _combine(self, combine: Instruction, block: int) -> None:
         """What gives the total of all tiles: a chain."""
-        partial = combine.reads()[0]
+        partial, lanes = combine.reads()[0], self._geometry.partitions
         width = self._elements(combine.dst)
+        # TensorE transposes float32 numbers at half the rate.
+        turned = lanes * (2 if partial.dtype is torch.float32 else 1)
         last = self._made.get((("sum", partial), block))
         after: tuple[int, ...] = () if last is None else (last,)
         if len(combine.reads()) > 1:
@@ -216,8 +220,10 @@ class Estimate(TileOps):
         if last is not None and self._ops[last].queue == TENSOR:
             (source,) = (v for v in partial.args if isinstance(v, Value))
             runs = max(1, min(BANK // width, self._elements(source) // width))
+            engine = combine.engine or VECTOR
             for left in range(0, width, BANK):
-                after = (self._chain(VECTOR, runs * min(BANK, width - left), after),)
+                size = runs * min(BANK, width - left)
+                after = (self._chain(engine, size, after, table=""),)
         elif partial in self._in_columns:
             after = self._total_of_columns(combine, after)
         elif not self._geometry.crosses and partial in self._halved:
@@ -230,18 +236,20 @@ class Estimate(TileOps):
                 product = self._chain(TENSOR, 2 * min(BANK, width - left), after)
                 after = (self._chain(VECTOR, min(BANK, width - left), (product,)),)
         elif combine is self._turned_total or width == 1:
-            lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
-            after = (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
+            after = self._narrowed(partial, width, after)
+            after = (self._chain(VECTOR, lanes, (self._chain(TENSOR, turned, after),)),)
         else:
-            lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
+            after = self._narrowed(partial, width, after)
             chunks = -(-width // lanes)
             wide, most = -(-width // chunks), max(1, BANK // lanes)
-            summed = after
-            for first in range(0, chunks, most):
-                many = min(most, chunks - first)
-                turned = [self._chain(TENSOR, 2 * lanes, summed) for _ in range(many)]
-                column = self._chain(VECTOR, many * lanes, turned[-1:])
-                back = [self._chain(TENSOR, 2 * wide, (column,)) for _ in range(many)]
+            groups = [min(most, chunks - first) for first in range(0, chunks, most)]
+            columns = []
+            for many in groups:
+                there = [self._chain(TENSOR, turned, after) for _ in range(many)]
+                columns.append(self._chain(VECTOR, many * lanes, there[-1:]))
+            for many, column in zip(groups, columns, strict=True):
+                size = turned * wide // lanes
+                back = [self._chain(TENSOR, size, (column,)) for _ in range(many)]
                 after = (self._chain(VECTOR, many * wide, back[-1:]),)
         self._made[combine.dst, (block, None)] = after[0]
         self._made[("total", partial), block] = after[0]
@@ -254,7 +262,8 @@ class Estimate(TileOps):
         after = (self._chain(VECTOR, self._steps, after),)
         if not crosses or ("op", "nl.add") in combine.arguments:
             return after
-        return (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
+        turned = lanes * (2 if combine.reads()[0].dtype is torch.float32 else 1)
+        return (self._chain(VECTOR, lanes, (self._chain(TENSOR, turned, after),)),)
 
     def _narrowed(self, partial: Value, width: int, after: tuple[int, ...]) -> tuple[int, ...]:
         """What adds up the rows of a wide accumulator, in halves."""
