@@ -25,8 +25,8 @@ from trnx.fx_passes.region import Generator, KernelMatch
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 
-# Kernels that take so many times their limit are compared with two.
-_FAR = 1.4
+# Kernels that take so many times their limit, and that of two, are compared with two.
+_FAR, _FAR_FROM_TWO = 1.4, 1.15
 
 
 def outputs_of(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
@@ -134,7 +134,8 @@ class _Offers:
             return 0
         seconds, cost = self._profit.nki_seconds(match), match.kernel.cost(bindings_spec(match))
         limit = self._hardware.roofline_seconds(0, cost.vector_flops, cost.hbm_bytes)
-        if seconds <= _FAR * (limit + self._hardware.region_seconds):
+        one, two = (limit + many * self._hardware.region_seconds for many in (1, 2))
+        if seconds <= max(_FAR * one, _FAR_FROM_TWO * two):
             return 0
         found = {at: self._seconds(nodes[:at]) + self._seconds(nodes[at:]) for at in places}
         best = min(places, key=found.__getitem__)

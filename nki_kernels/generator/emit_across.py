@@ -135,7 +135,7 @@ class AcrossEmitter(PhaseEmitter):
         """The names of counts in what all tiles share, where those of tiles tell them."""
         if not self.g.crosses or not any(self.across.varies(i.dst) for i in computed):
             return []
-        (rows, *_), lead = self.across.rows, self.g.lead
+        rows, lead = max(self.across.rows, key=lambda rows: rows.count), self.g.lead
         values = {"r": rows.starts.start, "m": rows.count, "k": rows.fold}
         if lead is not None and lead.block < lead.size:
             values[self.lead_count(constant=False)] = lead.block

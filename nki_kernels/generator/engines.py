@@ -81,9 +81,10 @@ class EngineCosts:
         if instruction.beside is None:
             found = self.load_of_part(instruction, engine, 1.0)
         else:
-            found = Counter()
+            total: Counter[str] = Counter()
             for part, share in parts_of(instruction):
-                found.update(self.load_of_part(part, engine_of(part), share))
+                total.update(self.load_of_part(part, engine_of(part), share))
+            found = total
         often = self.often.get(instruction.dst, 1.0)
         return found if often == 1 else {name: ns * often for name, ns in found.items()}
 

@@ -50,7 +50,7 @@ def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> Tiled
     costs = EngineCosts(hw, repeated, region.layouts)
     fixed: frozenset[Value] = frozenset()
     if across:
-        copied = totals_for_scalar(across) if hw.generation > 2 else ()
+        copied = totals_for_scalar(across) if hw.generation > 2 else frozenset[Value]()
         costs = dataclasses.replace(costs, often=_often(across), copied=copied)
         fixed = frozenset(v for v in across.once() if repeated(v) < _WIDE)
     if shared:
