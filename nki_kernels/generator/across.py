@@ -192,18 +192,43 @@ class Across:
             bodies.append(body)
             held.append(found)
         last = {v: phase for phase, values in enumerate(held) for v in values}
+        first = {i: self._first_phase(i, at) for i in self.instructions}
         result = []
         for phase, body in enumerate(bodies):
             kept = [v for v in last if last[v] > phase and any(v in i.writes() for i in body)]
             stores = [n for n, v in enumerate(self.results) if at[v] == phase]
             combines = [i for i in self._combines if at[i.dst] == phase + 1]
-            once = [i for i in self.instructions if self._is_once(i) and at[i.dst] == phase]
+            once = [i for i in self.instructions if self._is_once(i) and first[i] == phase]
             result.append(Phase(in_chain_order(once), body, combines, stores, held[phase], kept))
         return result
 
     def varies(self, value: Value) -> bool:
-        """Whether tiles of one reduction differ in `value`."""
+        """Whether elements of one reduction differ in `value`."""
         return bool(value.axes & (self.geometry.reduced | {EACH_TILE}))
+
+    def moves(self, value: Value) -> bool:
+        """Whether tiles of one reduction differ in `value`. What they share is computed once, but a
+        result, which each of them stores."""
+        stored = value in self.results and self.varies(value)
+        return stored or bool(value.axes & self._moving)
+
+    @functools.cached_property
+    def _moving(self) -> frozenset[int]:
+        """The labels along which tiles of one reduction differ."""
+        geometry = self.geometry
+        if self.steps == 1:
+            return geometry.reduced | {EACH_TILE}
+        labels = {EACH_TILE, *(axis.label for axis in self.loops(reduced=True))}
+        if geometry.crosses and sum(len(rows.starts) for rows in geometry.rows) > 1:
+            labels.add(geometry.partition)
+        if geometry.lead is not None and len({rows.count for rows in geometry.rows}) > 1:
+            # Tiles of fewer rows have elements of the lead on other partitions.
+            labels.add(geometry.lead.label)
+        return frozenset(labels)
+
+    def shared(self) -> list[Instruction]:
+        """What tiles of one reduction share of what is no total: it is there for all phases."""
+        return [i for i in self.instructions if self._is_once(i) and self.varies(i.dst)]
 
     def in_one_phase(self, combine: Instruction) -> tuple[Value, Value] | None:
         """Where `combine` adds up sums of exp(x - m), with an m for each tile: the value of -m, and
@@ -306,7 +331,15 @@ class Across:
         if instruction.call == "combine":
             return False
         partials = self._partials
-        return not any(self.varies(v) or v in partials for v in instruction.writes())
+        return not any(self.moves(v) or v in partials for v in instruction.writes())
+
+    def _first_phase(self, instruction: Instruction, at: Mapping[Value, int]) -> int:
+        """The phase that computes an instruction first; a load that tiles share, and is no part of
+        the totals, waits until it is read."""
+        loaded = instruction.dst
+        if instruction.call != "load" or not self.varies(loaded):
+            return at[loaded]
+        return min((at[i.dst] for i in self.instructions if loaded in i.reads()), default=0)
 
     @functools.cached_property
     def _phase_of_values(self) -> dict[Value, int]:
@@ -338,5 +371,5 @@ class Across:
                 held.update(dict.fromkeys(written))
                 continue
             body.append(i)
-            needed.update((v, None) for v in i.reads() if self.varies(v) or v in partials)
+            needed.update((v, None) for v in i.reads() if self.moves(v) or v in partials)
         return body[::-1], list(held)

@@ -4,6 +4,7 @@ phase (`across.py`), and the kernel, which loops over the tiles of one phase aft
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,7 @@ from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_phase import PhaseEmitter
 from trnx.nki_kernels.generator.engines import next_table, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis, RowTiles
+from trnx.nki_kernels.generator.select_instructions import Instruction
 
 
 class AcrossEmitter(PhaseEmitter):
@@ -18,13 +20,10 @@ class AcrossEmitter(PhaseEmitter):
 
     def functions(self) -> list[str]:
         """The functions of the tiles, and the kernel."""
-        bodies = [self._phase_bodies(n) for n in range(len(self.phases))]
-        arguments = [[self._phase_parameters(body) for body in stages] for stages in bodies]
-        lines: list[str] = []
-        for n, stages in enumerate(bodies):
-            for s, body in enumerate(stages if self.phases[n].each else []):
-                lines += ["", f"def {self._phase_name(n, s)}({', '.join(arguments[n][s])}):"]
-                lines += [*indent(body), ""]
+        lines = self._tile_functions(0)
+        if self.again is not None:
+            lines += self.again._tile_functions(1)
+        arguments = self._arguments
         lines += ["", *self.decorators]
         lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
         first = [i for phase in self.phases for i in (*phase.once, *phase.each)]
@@ -48,6 +47,40 @@ class AcrossEmitter(PhaseEmitter):
         # Phases wait for all tiles, so one core has them.
         work = self._on_cores([], [[*counts, *body]])
         return lines + indent([*self._allocations(), *work, self._return()])
+
+    def _tile_functions(self, first: int) -> list[str]:
+        """The functions of the tiles of the phases from `first` on."""
+        lines: list[str] = []
+        for n in range(len(self.phases)):
+            bodies = self._phase_bodies(n)
+            self._arguments.append([self._phase_parameters(body) for body in bodies])
+            for s, body in enumerate(bodies if self.phases[n].each and n >= first else []):
+                taken = ", ".join(self._arguments[n][s])
+                lines += ["", f"def {self._phase_name(n, s)}({taken}):", *indent(body), ""]
+        return lines
+
+    @functools.cached_property
+    def _arguments(self) -> list[list[list[str]]]:
+        """The parameters of the functions of each phase."""
+        return []
+
+    @functools.cached_property
+    def again(self) -> AcrossEmitter | None:
+        """The functions of tiles of which phases keep nothing, where they keep some of others."""
+        if not self.region.kept_tiles:
+            return None
+        found = AcrossEmitter(
+            self.kernel, self.parameters, self.region.without_kept, (), self.cores, self.prefix
+        )
+        found.names, found.is_again = self.names, True
+        return found
+
+    def _kept_or_again(self, n: int, at: str, kept: str, again: str) -> list[str]:
+        """The call for tile `at` of phase `n`: that where it reads what phases before `kept`, or
+        the one that computes it `again`."""
+        if self.again is None or not self.phases[n].held:
+            return [kept]
+        return [f"if {at} < {self.region.kept_tiles}:", f"    {kept}", "else:", f"    {again}"]
 
     def _rows_of_phases(self) -> Sequence[RowTiles | None]:
         """The rows that run through all phases together; tiles of a phase run through them where a
@@ -74,9 +107,10 @@ class AcrossEmitter(PhaseEmitter):
         on_partitions: Sequence[int] = ()
         if self.turned is not None and n == len(self.phases) - 1:
             rows, on_partitions = self._width_of(self.turned), self.region.labels(self.turned.dst)
-        for i in phase.once:
-            if i not in hoisted:
-                lines += self.lines(i, rows=rows, constant=False)
+        computed = [i for i in phase.once if i not in hoisted]
+        for i in computed:
+            lines += self.lines(i, rows=rows, constant=False)
+        lines = [*self._counts_of_tile(computed, lines), *lines]
         used = [table for i in phase.once if i not in hoisted and (table := table_of_call(i))]
         lines += self._table(used[-1], phase.each) if used else []
         lines += [line for i in phase.combines for line in self._accumulator(i)]
@@ -96,6 +130,17 @@ class AcrossEmitter(PhaseEmitter):
                     index, loops=loops, rows=not self.g.crosses, on_partitions=on_partitions
                 )
         return lines
+
+    def _counts_of_tile(self, computed: Sequence[Instruction], lines: list[str]) -> list[str]:
+        """The names of counts in what all tiles share, where those of tiles tell them."""
+        if not self.g.crosses or not any(self.across.varies(i.dst) for i in computed):
+            return []
+        rows, lead = max(self.across.rows, key=lambda rows: rows.count), self.g.lead
+        values = {"r": rows.starts.start, "m": rows.count, "k": rows.fold}
+        if lead is not None and lead.block < lead.size:
+            values[self.lead_count(constant=False)] = lead.block
+        text = "\n".join(lines)
+        return [f"{x} = {n}" for x, n in values.items() if re.search(rf"\b{x}\b", text)]
 
     def _hoisted(self) -> list[str]:
         self.declared = set()
@@ -122,7 +167,8 @@ class AcrossEmitter(PhaseEmitter):
         columns = (*map(self.across.in_one_phase, phase.combines),
                    *map(self.across.in_columns, phase.combines))  # fmt: skip
         counted = not is_staged and (counted or any(columns))
-        moving = self._moving_names(arguments)
+        others = [] if self.again is None else self.again._arguments[n]
+        moving = self._moving_names([*arguments, *others])
         lines = ["at = 0"] if counted else ["turns = []"] if is_staged else []
         for axis in self.across.loops(reduced=True):
             lines += [depth + line for line in self._loop(axis)]
@@ -131,7 +177,7 @@ class AcrossEmitter(PhaseEmitter):
         def tile(values: Mapping[str, str]) -> list[str]:
             if is_staged:
                 return [f"turns.append(({', '.join(values.get(x, x) for x in moving)}))"]
-            return self._call(n, ", ".join(values.get(x, x) for x in arguments[0]), counted)
+            return self._call(n, values, counted)
 
         if not self.g.crosses:
             lines += [depth + line for line in tile(self._counts())]
@@ -188,20 +234,33 @@ class AcrossEmitter(PhaseEmitter):
         """The call of a stage for tile `at`."""
         last = self.staged[n].depth - 1
         values = self._counts() | {"at": at, "handed": f"handed{s - 1}[{at}]"}
-        used = [x for x in moving if x in taken]
+        others = [] if self.again is None else self.again._arguments[n][s]
+        used = [x for x in moving if x in (*taken, *others)]
         # All names are bound, so that a tuple of any length is taken apart.
         lines = [f"{', '.join(moving)} = turns[{at}]"] if used else []
         call = f"{self._phase_name(n, s)}({', '.join(values.get(x, x) for x in taken)})"
+        again = self._again_call(n, s, values)
         if s < last:
-            call = f"handed{s}.append({call})"
+            call, again = f"handed{s}.append({call})", f"handed{s}.append({again})"
         elif self.phases[n].kept:
             call = f"kept{n}.append({call})"
-        return [*lines, call]
+            again = f"kept{n}.append({again})"
+        return [*lines, *self._kept_or_again(n, at, call, again)]
 
-    def _call(self, n: int, taken: str, counted: bool) -> list[str]:
-        call = f"{self._phase_name(n, 0)}({taken})"
-        lines = [f"kept{n}.append({call})" if self.phases[n].kept else call]
+    def _call(self, n: int, values: Mapping[str, str], counted: bool) -> list[str]:
+        taken = ", ".join(values.get(x, x) for x in self._arguments[n][0])
+        call, again = f"{self._phase_name(n, 0)}({taken})", self._again_call(n, 0, values)
+        if self.phases[n].kept:
+            call, again = f"kept{n}.append({call})", f"kept{n}.append({again})"
+        lines = self._kept_or_again(n, "at", call, again)
         return [*lines, "at = at + 1"] if counted else lines
+
+    def _again_call(self, n: int, s: int, values: Mapping[str, str]) -> str:
+        """The call of a stage for a tile of which phases keep nothing, where there is one."""
+        if self.again is None:
+            return ""
+        taken = ", ".join(values.get(x, x) for x in self.again._arguments[n][s])
+        return f"{self.again._phase_name(n, s)}({taken})"
 
     def _counts(self) -> dict[str, str]:
         """Names of counts that are the same in all tiles."""

@@ -12,10 +12,14 @@ from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instructio
 
 
 class PhaseEmitter(TotalEmitter):
-    """See the module's docstring."""
+    """See the module's docstring. `is_again`: of tiles of which phases keep nothing, where they
+    keep some of others."""
+
+    is_again = False
 
     def _phase_name(self, n: int, s: int) -> str:
         name = f"{self.prefix}_phase{n}" if len(self.phases) > 1 else f"{self.prefix}_tile"
+        name += "_again" if self.is_again else ""
         return f"{name}_stage{s}" if self.staged[n].depth > 1 else name
 
     def _phase_bodies(self, n: int) -> list[list[str]]:

@@ -152,12 +152,12 @@ class ReductionEmitter(Emitter):
                 " buffer=nl.psum)",
                 f"    {stem}_sums.append(bank)",
             ]
-        shape = self.shape(combine.reads()[0], self.rows)
+        shape, kind = self.shape(combine.reads()[0], self.rows), DTYPES[combine.reads()[0].dtype]
         if self._is_wide(combine):
             reduced, stays = self.across.free(self._source(combine))
             shape = self._flat_shape(self.rows, str(self.across.size(reduced)), stays)
         return [
-            f"{stem}_acc = nl.ndarray({shape}, dtype=nl.float32, buffer=nl.sbuf)",
+            f"{stem}_acc = nl.ndarray({shape}, dtype={kind}, buffer=nl.sbuf)",
             f"nisa.memset(dst={stem}_acc, value={_IDENTITY[self._op(combine)[3:]]})",
         ]
 

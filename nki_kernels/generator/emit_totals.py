@@ -13,8 +13,6 @@ from __future__ import annotations
 import functools
 import math
 
-import torch
-
 from trnx.nki_kernels.generator.across import BANK
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
@@ -24,6 +22,7 @@ from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
 from trnx.nki_kernels.generator.partition_groups import GROUP, GROUP_OF, products_of_groups
 from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.totals_in_psum import step_of
 from trnx.nki_kernels.generator.turned_totals import turned_total
 
 
@@ -86,9 +85,10 @@ class TotalEmitter(ReductionEmitter):
     def _combined_on_partitions(self, combine: Instruction) -> list[str]:
         """The total, a value that stays on each partition."""
         stem, dst, width = self._stem(combine), combine.dst, self._width_of(combine)
+        kind = self._kind_of_parts(combine)
         return [
             *self._parts(combine, width),
-            f"turned = nl.ndarray(({width}, {self.full}), dtype=nl.float32, buffer=nl.psum)",
+            f"turned = nl.ndarray(({width}, {self.full}), dtype={kind}, buffer=nl.psum)",
             "nisa.nc_transpose(dst=turned, data=parts)",
             f"{stem}_tile = nl.ndarray(({width}, 1), dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
             f"nisa.tensor_reduce(dst={stem}_tile, op={self._op(combine)}, data=turned, axis=(1,))",
@@ -109,7 +109,7 @@ class TotalEmitter(ReductionEmitter):
             return self._total_of_products(combine, "1")
         if self.across.in_columns(combine):
             return self._columns_in_one(combine)
-        lines = self._parts(combine, "1")
+        lines, kind = self._parts(combine, "1"), self._kind_of_parts(combine)
         one = f"{stem}_tile = nl.ndarray((1, 1), dtype={DTYPES[combine.dst.dtype]}, buffer=nl.sbuf)"
         if op == "nl.add":
             # The weights are one column; those of a product that all partitions get are as many as
@@ -122,7 +122,7 @@ class TotalEmitter(ReductionEmitter):
             ]
         return [
             *lines,
-            f"turned = nl.ndarray((1, {self.full}), dtype=nl.float32, buffer=nl.psum)",
+            f"turned = nl.ndarray((1, {self.full}), dtype={kind}, buffer=nl.psum)",
             "nisa.nc_transpose(dst=turned, data=parts)",
             one,
             f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data=turned, axis=(1,))",
@@ -140,10 +140,11 @@ class TotalEmitter(ReductionEmitter):
                 one,
                 f"nisa.tensor_reduce(dst={stem}_tile, op={op}, data=every, axis=(1, 2))",
             ]
-        lines = [f"turned = nl.ndarray((1, {self.full}), dtype=nl.float32, buffer=nl.psum)"]
+        kind = self._kind_of_parts(combine)
+        lines = [f"turned = nl.ndarray((1, {self.full}), dtype={kind}, buffer=nl.psum)"]
         parts = columns
-        if steps > 1 or combine.reads()[0].dtype is not torch.float32:
-            lines.append(f"parts = nl.ndarray(({self.full}, 1), dtype=nl.float32, buffer=nl.sbuf)")
+        if steps > 1:
+            lines.append(f"parts = nl.ndarray(({self.full}, 1), dtype={kind}, buffer=nl.sbuf)")
             lines += self._reduced("parts", op, columns)
             parts = "parts"
         return [
@@ -159,7 +160,8 @@ class TotalEmitter(ReductionEmitter):
             return self._scaled(combine, pair[1])
         if self._is_wide(combine):
             return [
-                f"parts = nl.ndarray(({self.rows}, {width}), dtype=nl.float32, buffer=nl.sbuf)",
+                f"parts = nl.ndarray(({self.rows}, {width}), dtype={self._kind_of_parts(combine)},"
+                " buffer=nl.sbuf)",
                 *self._narrowed(combine, width, "parts"),
             ]
         return [f"parts = {self._stem(combine)}_acc.reshape(({self.rows}, {width}))"]
@@ -175,7 +177,8 @@ class TotalEmitter(ReductionEmitter):
                 "nisa.tensor_reduce(dst=total, op=nl.add, data=every, axis=(1, 2))",
             ]
         if self.g.crosses:
-            lines = [f"parts = nl.ndarray(({self.rows}, 1), dtype=nl.float32, buffer=nl.sbuf)"]
+            kind = self._kind_of_parts(combine)
+            lines = [f"parts = nl.ndarray(({self.rows}, 1), dtype={kind}, buffer=nl.sbuf)"]
             goal = "parts"
         return [*lines, *self._reduced(goal, self._op(combine), columns)]
 
@@ -234,9 +237,18 @@ class TotalEmitter(ReductionEmitter):
         ]
         bank = f"{stem}_sums[bank][0:{rows}]"
         if side == "1":
-            return [*lines, f"    nisa.tensor_copy(dst=goal, src={bank})"]
+            return lines + indent(self._taken_out(combine, bank))
+        assert not step_of(combine)
         view = f"{bank}.reshape(({rows}, wide, {side}))"
         return [*lines, f"    nisa.tensor_reduce(dst=goal, op=nl.add, data={view}, axis=(2,))"]
+
+    def _taken_out(self, combine: Instruction, bank: str) -> list[str]:
+        """What takes the totals of a `bank` out of PSUM."""
+        engine = [] if combine.engine is None else [f"engine=nisa.engine.{combine.engine}"]
+        step = [f"{key}={argument}" for key, argument in step_of(combine)]
+        if not step:
+            return call("nisa.tensor_copy", ["dst=goal", f"src={bank}", *engine])
+        return call("nisa.tensor_scalar", ["dst=goal", f"data={bank}", *step, *engine])
 
     def _summed(self, width: str) -> list[str]:
         moving = "parts[:, left : left + wide]"
@@ -284,9 +296,10 @@ class TotalEmitter(ReductionEmitter):
     def _combined_of_parts(self, combine: Instruction) -> list[str]:
         """The total of rows whose parts lie on several partitions: each of these gets it."""
         op, width = self._op(combine), self._product(self.axes(combine.dst))
+        kind = self._kind_of_parts(combine)
         lines, rows = self._total(combine, self.rows), self._lanes(self.rows, constant=False)
         if self.across.in_columns(combine):
-            lines.append("parts = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)")
+            lines.append(f"parts = nl.ndarray((p, 1), dtype={kind}, buffer=nl.sbuf)")
             lines += self._reduced("parts", op, f"{self._stem(combine)}_parts")
         else:
             lines += self._parts(combine, width)
@@ -294,58 +307,78 @@ class TotalEmitter(ReductionEmitter):
         view = f"turned.reshape(({width}, {count}, {rows})).permute((0, 2, 1))"
         return [
             *lines,
-            f"turned = nl.ndarray(({width}, p), dtype=nl.float32, buffer=nl.psum)",
+            f"turned = nl.ndarray(({width}, p), dtype={kind}, buffer=nl.psum)",
             "nisa.nc_transpose(dst=turned, data=parts)",
-            f"line = nl.ndarray(({width}, {rows}), dtype=nl.float32, buffer=nl.sbuf)",
+            f"line = nl.ndarray(({width}, {rows}), dtype={kind}, buffer=nl.sbuf)",
             f"nisa.tensor_reduce(dst=line, op={op}, data={view}, axis=(2,))",
-            f"back = nl.ndarray((p, {width}), dtype=nl.float32, buffer=nl.psum)",
+            f"back = nl.ndarray((p, {width}), dtype={kind}, buffer=nl.psum)",
             f"nisa.nc_transpose(dst=back, data=line.expand_dim(1).broadcast(1, {count}))",
             "nisa.tensor_copy(dst=total, src=back)",
         ]
 
     def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:
-        full, op = self.full, self._op(combine)
+        full, op, kind = self.full, self._op(combine), self._kind_of_parts(combine)
         kept = self.across.size(self.axes(combine.dst))
         if kept == 1:
             # Every partition gets what all have, so that each finds the extremum.
             return [
-                f"turned = nl.ndarray(({full}, {full}), dtype=nl.float32, buffer=nl.psum)",
+                f"turned = nl.ndarray(({full}, {full}), dtype={kind}, buffer=nl.psum)",
                 f"nisa.nc_transpose(dst=turned, data=parts.broadcast(1, {full}))",
                 f"nisa.tensor_reduce(dst=total, op={op}, data=turned, axis=(1,))",
             ]
         if kept <= full:
             return [
-                f"turned = nl.ndarray(({width}, {full}), dtype=nl.float32, buffer=nl.psum)",
+                f"turned = nl.ndarray(({width}, {full}), dtype={kind}, buffer=nl.psum)",
                 "nisa.nc_transpose(dst=turned, data=parts)",
-                f"column = nl.ndarray(({width}, 1), dtype=nl.float32, buffer=nl.sbuf)",
+                f"column = nl.ndarray(({width}, 1), dtype={kind}, buffer=nl.sbuf)",
                 f"nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(1,))",
-                f"back = nl.ndarray(({full}, {width}), dtype=nl.float32, buffer=nl.psum)",
+                f"back = nl.ndarray(({full}, {width}), dtype={kind}, buffer=nl.psum)",
                 f"nisa.nc_transpose(dst=back, data=column.broadcast(1, {full}))",
                 "nisa.tensor_copy(dst=total, src=back)",
             ]
-        most = BANK // full
+        return self._turned_in_chunks(width, op, kind)
+
+    def _turned_in_chunks(self, width: str, op: str, kind: str) -> list[str]:
+        """The totals of more columns than there are partitions. TensorE transposes all of them
+        before the first ones go back, so that it does not wait for VectorE."""
+        full, most = self.full, BANK // self.full
+        group = f"for first in range(0, chunks, {most}):"
+        many = f"    many = min({most}, chunks - first)"
         # The last chunk may overlap the one before, so that all are equal: TensorE transposes as
         # many as fit in a bank before VectorE reduces them.
         left = f"left = min((first + i) * wide, {width} - wide)"
         return [
             f"chunks = ({width} + {full - 1}) // {full}",
             f"wide = ({width} + chunks - 1) // chunks",
-            f"for first in range(0, chunks, {most}):",
-            f"    many = min({most}, chunks - first)",
-            f"    turned = nl.ndarray((wide, many, {full}), dtype=nl.float32, buffer=nl.psum)",
+            "columns = []",
+            group,
+            many,
+            f"    turned = nl.ndarray((wide, many, {full}), dtype={kind}, buffer=nl.psum)",
             "    for i in range(many):",
             f"        {left}",
             "        nisa.nc_transpose(dst=turned[:, i], data=parts[:, left : left + wide])",
-            "    column = nl.ndarray((wide, many), dtype=nl.float32, buffer=nl.sbuf)",
+            f"    column = nl.ndarray((wide, many), dtype={kind}, buffer=nl.sbuf)",
             f"    nisa.tensor_reduce(dst=column, op={op}, data=turned, axis=(2,))",
-            f"    back = nl.ndarray(({full}, many, wide), dtype=nl.float32, buffer=nl.psum)",
+            "    columns.append(column)",
+            group,
+            many,
+            f"    back = nl.ndarray(({full}, many, wide), dtype={kind}, buffer=nl.psum)",
             "    for i in range(many):",
-            f"        line = column[:, i : i + 1].broadcast(1, {full})",
+            f"        line = columns[first // {most}][:, i : i + 1].broadcast(1, {full})",
             "        nisa.nc_transpose(dst=back[:, i], data=line)",
-            "    for i in range(many):",
-            f"        {left}",
-            "        nisa.tensor_copy(dst=total[:, left : left + wide], src=back[:, i])",
+            f"    if (first + many) * wide <= {width}:",
+            "        goal = total[:, first * wide : (first + many) * wide]",
+            f"        nisa.tensor_copy(dst=goal, src=back.reshape(({full}, many * wide)))",
+            "    else:",
+            "        for i in range(many):",
+            f"            {left}",
+            "            nisa.tensor_copy(dst=total[:, left : left + wide], src=back[:, i])",
         ]
+
+    def _kind_of_parts(self, combine: Instruction) -> str:
+        """The dtype of what each partition has: an extremum of numbers in half precision is one of
+        them, and TensorE transposes those at four times the rate."""
+        return DTYPES[combine.reads()[0].dtype]
 
     def _next_table(self, n: int) -> list[str]:
         """Load the table of the phase after `n` while the partitions are combined."""

@@ -40,7 +40,7 @@ _FAST = ("tensor_scalar", "tensor_copy", "memset")
 _ON_SCALAR = ("nl.multiply", "nl.add")
 _ON_GPSIMD = ("nl.multiply", "nl.add", "nl.subtract")
 # What ScalarE's tensor_scalar computes (SDK nki.isa.tensor_scalar), from trn2 on.
-_AFFINE = (
+AFFINE = (
     (("op0", "nl.multiply"), ("op1", "nl.add")),
     (("op0", "nl.multiply"),),
     (("op0", "nl.add"),),
@@ -64,22 +64,29 @@ Load = Mapping[str, float]  # engine, port or DMA -> ns
 class EngineCosts:
     """What instructions take; `elements` is how many a value has in one partition of a tile, 0
     where all tiles share it. Tiles of `permuted` lie in an order of their own (`permute.py`). What
-    VectorE has may move `to` other engines.
+    VectorE has may move `to` other engines. What gives one of `often` runs so many times in a tile,
+    others once. `copied` are the totals that are no more than copied out of PSUM.
     """
 
     hardware: Hardware
     elements: Callable[[Value], int]
     permuted: Collection[Value] = ()
     to: tuple[str, ...] = (SCALAR, GPSIMD)
+    often: Mapping[Value, float] = dataclasses.field(default_factory=dict)
+    copied: Collection[Value] = ()
 
     def load(self, instruction: Instruction, engine: str) -> Load:
-        """ns that `instruction` takes of `engine`, of one that has a part of it and of the port."""
+        """ns in a tile that `instruction` takes of `engine`, of one that has a part of it and of
+        the port."""
         if instruction.beside is None:
-            return self.load_of_part(instruction, engine, 1.0)
-        total: Counter[str] = Counter()
-        for part, share in parts_of(instruction):
-            total.update(self.load_of_part(part, engine_of(part), share))
-        return total
+            found = self.load_of_part(instruction, engine, 1.0)
+        else:
+            total: Counter[str] = Counter()
+            for part, share in parts_of(instruction):
+                total.update(self.load_of_part(part, engine_of(part), share))
+            found = total
+        often = self.often.get(instruction.dst, 1.0)
+        return found if often == 1 else {name: ns * often for name, ns in found.items()}
 
     def load_of_part(self, instruction: Instruction, engine: str, share: float) -> Load:
         """The same for a `share` of a tile."""
@@ -193,7 +200,7 @@ def assign_engines(
     total: Counter[str] = Counter()
     for instruction in placed:
         total.update(costs.load(instruction, engine_of(instruction)))
-    total.update({_DMA: sum(costs.dma(v) for v in stored)})
+    total.update({_DMA: sum(costs.dma(v) * costs.often.get(v, 1.0) for v in stored)})
     total.update({SCALAR: tables * timing(costs.hardware).scalar_table_ns})
     while (move := _best_move(placed, costs, total, fixed)) is not None:
         index, new = move
@@ -316,6 +323,8 @@ def _alternatives(
     for engine in _others(instruction, hardware):
         if engine in costs.to:
             yield (dataclasses.replace(instruction, engine=engine),)
+    if instruction.dst in costs.copied and instruction.engine is None and SCALAR in costs.to:
+        yield (dataclasses.replace(instruction, engine=SCALAR),)
     if engine_of(instruction) == VECTOR:
         activation = _as_activation(instruction, costs.elements(instruction.dst))
         yield from [] if activation is None else [(activation,)]
@@ -397,5 +406,5 @@ def _others(instruction: Instruction, hardware: Hardware) -> tuple[str, ...]:
     if instruction.call == "tensor_scalar" and hardware.generation > 2:
         ops = tuple(a for a in instruction.arguments if a[0] in ("op0", "op1"))
         plain = all(key not in ("reverse0", "reverse1") for key, _ in instruction.arguments)
-        return (SCALAR,) if plain and ops in _AFFINE else ()
+        return (SCALAR,) if plain and ops in AFFINE else ()
     return ()

@@ -54,7 +54,7 @@ class Estimate(TileOps):
         for i, again in zip(instructions, repeated, strict=True):
             if not again:
                 self._add(i, loads, None)
-        depth = max(stages, default=0) + 1
+        depth = 1 + max([*stages, *(stage for *_, stage in stores)], default=0)
         together = [i for i, s in zip(instructions, stages, strict=True) if s < in_turn]
         alternates = table_loads(together) > 0
         tiles = self._geometry.tiles_of_core
@@ -205,8 +205,10 @@ class Estimate(TileOps):
 
     def _combine(self, combine: Instruction, block: int) -> None:
         """What gives the total of all tiles: a chain."""
-        partial = combine.reads()[0]
+        partial, lanes = combine.reads()[0], self._geometry.partitions
         width = self._elements(combine.dst)
+        # TensorE transposes float32 numbers at half the rate.
+        turned = lanes * (2 if partial.dtype is torch.float32 else 1)
         last = self._made.get((("sum", partial), block))
         after: tuple[int, ...] = () if last is None else (last,)
         if len(combine.reads()) > 1:
@@ -220,8 +222,10 @@ class Estimate(TileOps):
             halves = 2 if source.dtype is torch.float32 else 1
             runs, chunk = self._elements(source) // width, BANK // halves
             runs = max(halves, min(BANK // width, runs))
+            engine = combine.engine or VECTOR
             for left in range(0, width, chunk):
-                after = (self._chain(VECTOR, runs * min(chunk, width - left), after),)
+                size = runs * min(chunk, width - left)
+                after = (self._chain(engine, size, after, table=""),)
         elif partial in self._in_columns:
             after = self._total_of_columns(combine, after)
         elif not self._geometry.crosses and partial in self._halved:
@@ -234,24 +238,24 @@ class Estimate(TileOps):
                 product = self._chain(TENSOR, 2 * min(BANK, width - left), after)
                 after = (self._chain(VECTOR, min(BANK, width - left), (product,)),)
         elif combine is self._turned_total or width == 1:
-            lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
-            after = (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
+            after = self._narrowed(partial, width, after)
+            after = (self._chain(VECTOR, lanes, (self._chain(TENSOR, turned, after),)),)
         else:
-            lanes, after = self._geometry.partitions, self._narrowed(partial, width, after)
+            after = self._narrowed(partial, width, after)
             chunks = -(-width // lanes)
             wide, most = -(-width // chunks), max(1, BANK // lanes)
-            summed = after
-            for first in range(0, chunks, most):
-                many = min(most, chunks - first)
-                turned = [self._chain(TENSOR, 2 * lanes, summed) for _ in range(many)]
-                column = self._chain(VECTOR, many * lanes, turned[-1:])
-                back = [self._chain(TENSOR, 2 * wide, (column,)) for _ in range(many)]
+            groups = [min(most, chunks - first) for first in range(0, chunks, most)]
+            columns = []
+            for many in groups:
+                there = [self._chain(TENSOR, turned, after) for _ in range(many)]
+                columns.append(self._chain(VECTOR, many * lanes, there[-1:]))
+            for many, column in zip(groups, columns, strict=True):
+                size = turned * wide // lanes
+                back = [self._chain(TENSOR, size, (column,)) for _ in range(many)]
                 after = (self._chain(VECTOR, many * wide, back[-1:]),)
         if self._geometry.leads_reduced:
-            lanes = self._geometry.partitions
-            turned = self._chain(TENSOR, 2 * lanes, after)
-            line = self._chain(VECTOR, lanes, (turned,))
-            back = self._chain(TENSOR, 2 * width, (line,))
+            line = self._chain(VECTOR, lanes, (self._chain(TENSOR, turned, after),))
+            back = self._chain(TENSOR, turned * width // lanes, (line,))
             after = (self._chain(VECTOR, width, (back,)),)
         self._made[combine.dst, (block, None)] = after[0]
         self._made[("total", partial), block] = after[0]
@@ -264,7 +268,8 @@ class Estimate(TileOps):
         after = (self._chain(VECTOR, self._steps, after),)
         if not crosses or ("op", "nl.add") in combine.arguments:
             return after
-        return (self._chain(VECTOR, lanes, (self._chain(TENSOR, 2 * lanes, after),)),)
+        turned = lanes * (2 if combine.reads()[0].dtype is torch.float32 else 1)
+        return (self._chain(VECTOR, lanes, (self._chain(TENSOR, turned, after),)),)
 
     def _narrowed(self, partial: Value, width: int, after: tuple[int, ...]) -> tuple[int, ...]:
         """What adds up the rows of a wide accumulator, in halves."""

@@ -21,6 +21,8 @@ from trnx.simulator.hardware import Hardware
 
 # Smaller tiles of phases leave room for what phases keep; these are not worth it.
 _LEAST_KEEPING = 128
+# Keeping a smaller part of the tiles than that is not worth it.
+_LEAST_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class LoweredSpace:
             for choice in (("all",), ("computed", "loads", "first")):
                 if keeping := self._keeping(placed, choice):
                     return [*found, *keeping]
-            found = found or self._keeping(placed, ("none",))
+            found = found or [*self._keeping(placed, ("none",)), *self._keeping_some(placed)]
             budget //= 2
         return found
 
@@ -116,6 +118,25 @@ class LoweredSpace:
                 different.append(phases)
                 found += self.fitting(ways_of_phases(one.in_phases(keeps=keeps)))
         return found
+
+    def _keeping_some(self, placed: Sequence[TiledRegion]) -> list[TiledRegion]:
+        """Those of `placed` that keep what they load of as many tiles as fit, some at least. Stages
+        of these tiles and of the others stand side by side."""
+        every: list[TiledRegion] = []
+        for one in placed:
+            assert one.across is not None
+            if any(phase.kept for phase in one.across.phases("loads")):
+                every += ways_of_phases(one.in_phases(keeps="loads"))
+        found = []
+        for way in every:
+            assert way.across is not None
+            steps, room = way.across.steps, self._room - way.in_phases(kept_tiles=1).bytes_in_work()
+            tiles = min(steps - 1, 1 + room // way.bytes_kept)
+            depths = ([p.depth for p in w.staged_phases] for w in (way, way.without_kept))
+            first, second = depths
+            if tiles >= max(1, steps // _LEAST_KEPT) and first == second and not way.by_stage:
+                found.append(way.in_phases(kept_tiles=tiles))
+        return self.fitting(found)
 
     def reduces_as_floats(self) -> bool:
         """Whether phases can add up all reductions: in float32."""
@@ -146,4 +167,9 @@ class LoweredSpace:
         return [region for region in regions if self._fits(region)]
 
     def _fits(self, region: TiledRegion) -> bool:
-        return region.bytes_in_work() <= self.hw.sbuf_partition_bytes * 7 // 8
+        return region.bytes_in_work() <= self._room
+
+    @property
+    def _room(self) -> int:
+        """Bytes of SBUF per partition that tiles may have."""
+        return self.hw.sbuf_partition_bytes * 7 // 8

@@ -6,7 +6,7 @@ addition on VectorE stands in a stage of its own where another engine did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trnx.nki_kernels.generator.across import Across, Phase
@@ -40,11 +40,19 @@ class PhaseStages:
         return forwards[::-1] if alternates else forwards, forwards
 
 
-def cut_phase(across: Across, phase: Phase, most: int, *, apart: bool = False) -> PhaseStages:
-    """`phase` in at most `most` stages; `apart` as in `cut_stages`."""
+def cut_phase(
+    across: Across,
+    phase: Phase,
+    most: int,
+    later: Collection[Value] = (),
+    *,
+    apart: bool = False,
+) -> PhaseStages:
+    """`phase` in at most `most` stages; `apart` as in `cut_stages`. The results `later` are stored
+    a stage after the one that gives them."""
     combined = {i.reads()[0] for i in phase.combines}
     alone = _without_tiles(across, phase, combined)
-    stages = cut_stages(phase.each, most, across.varies, apart=apart)
+    stages = cut_stages(phase.each, most, across.moves, apart=apart)
     additions: dict[Value, int] = {}
     made: dict[Value, int] = {}
     for i, stage in zip(phase.each, stages, strict=True):
@@ -52,11 +60,16 @@ def cut_phase(across: Across, phase: Phase, most: int, *, apart: bool = False) -
         for part in combined.intersection(i.writes()):
             waits = part not in alone and (apart or engine_of(i) != VECTOR)
             additions[part] = min(stage + waits, most - 1)
-    stores = {n: made.get(across.results[n], 0) for n in phase.stores}
+    stores = {
+        n: made.get(across.results[n], 0)
+        + (across.results[n] in later and across.varies(across.results[n]))
+        for n in phase.stores
+    }
     first, last = dict(made), dict(made)
     touched = [(v, stage) for i, stage in zip(phase.each, stages, strict=True) for v in i.reads()]
     touched += additions.items()
-    depth = 1 + max([*stages, *additions.values()], default=0)
+    touched += [(across.results[n], stage) for n, stage in stores.items()]
+    depth = 1 + max([*stages, *additions.values(), *stores.values()], default=0)
     touched += [(v, depth - 1) for v in phase.kept]
     for i, stage in zip(phase.each, stages, strict=True):
         for v in i.writes():

@@ -44,12 +44,14 @@ class TiledRegion:
 
     `held` gives for every result the value whose tile holds it, `stages` the stage of every
     instruction; `halved` are the reductions that add halves of their rows, again and again.
+    Phases keep what `keeps` says of all tiles, or where it is not 0 of the first `kept_tiles`.
     `layouts` are the free axes of the tiles that lie in an order of their own (`permute.py`).
     Tiles of phases are cut into at most `phase_stages`, `apart` as in `cut_stages`. With `by_stage`
     all tiles run a stage before any runs the next one, and stay in SBUF between them; so do the
     last stages, from `tail` on where it is not 0, which have little of each tile. What
-    TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`. The
-    queue of stores has the loads `aside` (`loads_aside.py`).
+    TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`, in a
+    stage of its own where `stores_apart`. The queue of stores has the loads `aside`
+    (`loads_aside.py`).
     """
 
     outputs: tuple[Output, ...]
@@ -60,6 +62,7 @@ class TiledRegion:
     output_strides: tuple[Strides, ...]
     stages: Sequence[int] = ()
     keeps: str = "none"
+    kept_tiles: int = 0
     halved: frozenset[Value] = frozenset()
     layouts: Mapping[Value, Dims] = field(default_factory=dict)
     phase_stages: int = 1
@@ -67,6 +70,7 @@ class TiledRegion:
     tail: int = 0
     apart: bool = False
     copies_on: str = VECTOR
+    stores_apart: bool = False
     aside: frozenset[Value] = frozenset()
 
     def labels(self, value: Value) -> Dims:
@@ -96,7 +100,14 @@ class TiledRegion:
         across = self.across
         assert across is not None
         phases = across.phases(self.keeps)
-        return [cut_phase(across, p, self.phase_stages, apart=self.apart) for p in phases]
+        turned = {v for v, strides in self._stores if self.turned_store(v, strides)}
+        later = turned if self.phase_stages > 1 else set[Value]()
+        return [cut_phase(across, p, self.phase_stages, later, apart=self.apart) for p in phases]
+
+    @functools.cached_property
+    def without_kept(self) -> TiledRegion:
+        """The region as it runs tiles of which phases keep nothing."""
+        return self.in_phases(keeps="none", kept_tiles=0)
 
     @property
     def key(self) -> Hashable:
@@ -107,7 +118,8 @@ class TiledRegion:
         )
         order = tuple(self.layouts.values())
         stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.tail, self.apart)
-        return (self.geometry, self.keeps, calls, order, stages, self.copies_on, len(self.aside))
+        stores = (self.copies_on, self.stores_apart, len(self.aside))
+        return (self.geometry, self.keeps, self.kept_tiles, calls, order, stages, stores)
 
     @property
     def calls(self) -> int:
@@ -119,7 +131,12 @@ class TiledRegion:
     def in_turn(self) -> int:
         """The first stage that all tiles run before any runs the next one; as many as there are
         where stages of several tiles always run beside each other."""
-        return 0 if self.by_stage else self.tail or 1 + max(self.stages, default=0)
+        return 0 if self.by_stage else self.tail or self.depth
+
+    @property
+    def depth(self) -> int:
+        """How many stages there are."""
+        return 1 + max([*self.stages, *self.store_stages()], default=0)
 
     @property
     def together(self) -> list[Instruction]:
@@ -128,11 +145,15 @@ class TiledRegion:
         return [i for i, stage in pairs if stage < self.in_turn]
 
     def store_stages(self) -> list[int]:
-        """The stage that stores each output: the last one that writes its tile."""
+        """The stage that stores each output: the last one that writes its tile, or the next one."""
         last = {
             v: s for i, s in zip(self.instructions, self.stages, strict=True) for v in i.writes()
         }
-        return [last.get(self.held[o.value], 0) for o in self.outputs]
+        return [
+            last.get(value, 0)
+            + (self.stores_apart and self.turned_store(value, strides) is not None)
+            for value, strides in self._stores
+        ]
 
     def carried(self) -> list[list[Value]]:
         """For each stage but the last: the values from it or before that a later one touches."""
@@ -150,11 +171,15 @@ class TiledRegion:
             last[value] = max(stage, last.get(value, stage))
         return [
             [value for value in first if first[value] <= boundary < last[value]]
-            for boundary in range(max(self.stages, default=0))
+            for boundary in range(self.depth - 1)
         ]
 
     def estimated_ns(self, hw: Hardware) -> float:
         """What all tiles take (`estimate.py`)."""
+        if self.kept_tiles and self.across is not None:
+            ways = (self.in_phases(kept_tiles=0), self.without_kept)
+            kept, again = (way.estimated_ns(hw) for way in ways)
+            return again - (again - kept) * self.kept_tiles / self.across.steps
         turned = frozenset(filter(self.is_turned, self.load_strides))
         estimate = Estimate(
             hw, self.geometry, elements, self.labels, self.halved, turned, self.layouts,
@@ -210,14 +235,21 @@ class TiledRegion:
         """
         copies = 2 if self.geometry.tiles > 1 else 1
         if self.across is not None:
-            left = dict.fromkeys(v for one in self.staged_phases for v in one.phase.kept)
-            kept = sum(map(self._bytes, left))
-            handed = max(
-                self._bytes_handed(phase.carried, self.across.steps) for phase in self.staged_phases
-            )
-            return copies * self.bytes_per_partition() + self.across.steps * kept + handed
+            tiles, staged = self.across.steps, self.staged_phases
+            if self.kept_tiles:
+                staged = [*staged, *self.without_kept.staged_phases]
+            kept = self.bytes_kept * (self.kept_tiles or tiles)
+            handed = max(self._bytes_handed(phase.carried, tiles) for phase in staged)
+            shared = sum(self._bytes(i.dst) for i in self.across.shared())
+            return copies * self.bytes_per_partition() + kept + handed + shared
         handed = self._bytes_handed(self.carried(), self.geometry.tiles_of_core)
         return copies * self.bytes_per_partition() + handed
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes of SBUF per partition of what phases keep of a tile."""
+        left = dict.fromkeys(v for one in self.staged_phases for v in one.phase.kept)
+        return sum(map(self._bytes, left))
 
     def _bytes_handed(self, carried: Sequence[Sequence[Value]], tiles: int) -> int:
         """Bytes per partition of what stages have handed on and not read yet."""

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from trnx.nki_kernels.generator.across import Across
 from trnx.nki_kernels.generator.engines import (
     SCALAR,
     TENSOR,
@@ -24,6 +25,7 @@ from trnx.nki_kernels.generator.row_by_row import row_by_row
 from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.stages import LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
+from trnx.nki_kernels.generator.totals_in_psum import totals_for_scalar, with_steps
 from trnx.simulator.hardware import Hardware
 
 # Tiles that all run a stage before any runs the next one: they stay in SBUF.
@@ -31,6 +33,9 @@ _MOST_BY_STAGE = 12
 # Bytes of a partition that all tiles have of the values of a tail, each of which has that fraction
 # of a tile's elements at the most.
 _MOST_OF_TAIL, _LITTLE = 2**15, 4
+# Elements of a partition from which on work between phases is more than the latency of a chain, in
+# which changing engines takes time.
+_WIDE = 512
 
 
 def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> TiledRegion:
@@ -43,7 +48,11 @@ def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> Tiled
     # Phases load a table once; in stages the last one of a tile is the first one of the next.
     tables = 0 if across else max(0, table_loads(region.instructions) - 1)
     costs = EngineCosts(hw, repeated, region.layouts)
-    fixed: frozenset[Value] = across.once() if across else frozenset()
+    fixed: frozenset[Value] = frozenset()
+    if across:
+        copied = totals_for_scalar(across) if hw.generation > 2 else frozenset[Value]()
+        costs = dataclasses.replace(costs, often=_often(across), copied=copied)
+        fixed = frozenset(v for v in across.once() if repeated(v) < _WIDE)
     if shared:
         instructions = share_in_step(
             region.instructions,
@@ -59,6 +68,12 @@ def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> Tiled
         placed.update(zip(map(id, part), found, strict=True))
     every = [one for i in region.instructions for one in placed.get(id(i), [i])]
     return dataclasses.replace(region, instructions=every, stages=[0] * len(every))
+
+
+def _often(across: Across) -> dict[Value, float]:
+    """How often a tile has what is computed between phases."""
+    totals = [i.dst for i in across.instructions if i.call == "combine"]
+    return dict.fromkeys([*across.once(), *totals], 1 / across.steps)
 
 
 def _apart_in_time(region: TiledRegion) -> list[tuple[Sequence[Instruction], list[Value]]]:
@@ -87,7 +102,7 @@ def placed_across(region: TiledRegion, hw: Hardware) -> list[TiledRegion]:
         dataclasses.replace(i, engine=TENSOR) if across.sums_on_tensor(i) else i
         for i in region.instructions
     ]
-    every = [dataclasses.replace(region, instructions=on_tensor)]
+    every = [with_steps(dataclasses.replace(region, instructions=on_tensor))]
     if on_tensor != list(region.instructions):
         every.append(region)
     return [one for way in every for one in (*_placings(way, hw), way)]
@@ -113,11 +128,11 @@ def _ways_of_rows(region: TiledRegion, hw: Hardware, most: int) -> list[TiledReg
         stages = cut_stages(
             one.instructions, most, lambda v: bool(v.axes & geometry.moving), apart=apart
         )
-        return dataclasses.replace(one, stages=stages)
+        return dataclasses.replace(one, stages=stages, stores_apart=one.turns_stores)
 
     if 1 < tiles <= _MOST_BY_STAGE and table_loads(region.instructions):
         in_turn = [cut(one, MOST_STAGES) for one in placed]
-        placed += [dataclasses.replace(one, by_stage=True) for one in in_turn if max(one.stages)]
+        placed += [dataclasses.replace(one, by_stage=True) for one in in_turn if one.depth > 1]
     if tiles < least:
         return placed
     staged = [

@@ -67,3 +67,18 @@ def test_engines_share_the_work_of_each_phase(region: Build, cuts: Cuts) -> None
         if set(last) != {VECTOR}:
             shared.setdefault(cut.geometry, cut)
     cuts.check(made, list(shared.values())[:3], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(700, 5), (300, 129), (260, 1000), (129, 2, 640)])
+def test_extrema_of_many_columns(
+    region: Build, cuts: Cuts, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = draw(*shape, dtype=dtype)
+    x.view(shape[0], -1)[3, 1] = float("inf")
+    x.view(shape[0], -1)[:, 2] = -float("inf")
+    x.view(shape[0], -1)[4, 3] = float("nan")
+    made = region(lambda x: aten.sub.Tensor(x, aten.amax.default(x, [0], True)), x)
+    crossing = [cut for cut in cuts.of(made) if cut.geometry.crosses]
+    different = {cut.geometry: cut for cut in crossing}
+    cuts.check(made, list(different.values())[:4], rtol=0, atol=0)

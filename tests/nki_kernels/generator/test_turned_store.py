@@ -89,3 +89,26 @@ def test_runs_are_as_long_as_there_are_partitions() -> None:
 def test_a_softmax_over_rows_is_stored_in_long_runs(region: Build) -> None:
     made = region(softmax, draw(1000, 460, dtype=BF16))
     assert "nisa.nc_transpose(dst=bank" in made.source()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_stages_store_apart(region: Build, cuts: Cuts, dtype: torch.dtype) -> None:
+    """An engine that copies out of PSUM does not wait for TensorE before its next tile."""
+    made = region(softmax, draw(96, 2304, dtype=dtype))
+    staged = [cut for cut in turned(cuts.of(made)) if cut.stores_apart]
+    assert staged
+    assert all(cut.depth == 2 + max(cut.stages) for cut in staged)
+    error = 2e-2 if dtype is BF16 else 1e-5
+    cuts.check(made, staged[:3], rtol=error, atol=error)
+
+
+def test_phases_store_apart(region: Build, cuts: Cuts) -> None:
+    made = region(lambda x: aten.sub.Tensor(x, aten.mean.dim(x, [1], True)), draw(40, 900, 70))
+    found: dict[Any, TiledRegion] = {}
+    for cut in cuts.of(made):
+        if cut.across is None or cut.phase_stages == 1 or not cut.turns_stores:
+            continue
+        last = cut.staged_phases[-1]
+        assert max(last.of_stores.values()) == 1 + max(last.of_instructions)
+        found.setdefault(cut.geometry, cut)
+    cuts.check(made, list(found.values())[:3], rtol=1e-5, atol=1e-5)
