@@ -24,7 +24,7 @@ from trnx.backend.buckets.sizes import bucketed
 from trnx.backend.buckets.specialisation import BucketSpecialisation
 from trnx.backend.collectives import is_awaited, waited
 from trnx.backend.garbage import new_objects_only
-from trnx.backend.inputs import InputSpecs, TransformedInput
+from trnx.backend.inputs import OF_FUNC, InputSpecs, TransformedInput
 from trnx.backend.kernel_call import KernelCall, Place, describe
 from trnx.backend.options import Options
 from trnx.backend.programs import host_bytes
@@ -42,7 +42,7 @@ from trnx.backend.shapes import (
 from trnx.backend.specialisation import Specialisation, results_of
 from trnx.backend.torch_internals import boxed, has_tangents, implementation, without_fake_mode
 from trnx.fallback.host import why_eager
-from trnx.fx_passes.advice import TRANSFORM
+from trnx.fx_passes.advice import MEMORY, TRANSFORM
 from trnx.fx_passes.extract import region_module
 from trnx.fx_passes.ledger import entry as ledger_entry
 from trnx.fx_passes.numbers import region_symbols
@@ -58,8 +58,6 @@ SPECIALISATIONS = 32
 SPECIALISATION_BYTES = 1 << 30
 # Sets of exact sizes whose buckets are remembered.
 ROUTES = 1024
-
-_TRANSFORMED = "torch.func or forward-mode differentiation transforms its inputs"
 
 _BucketKey = tuple[tuple[Number, ...]]
 
@@ -103,7 +101,7 @@ class Executable:
         self._results = results_of(plan)
         self._routes: LruCache[_Route] = LruCache(ROUTES)
         self._eager: dict[str, RegionFunction] = {}
-        self._is_transformed = False
+        self._is_noted = False
         self._fallbacks = {
             region.name: self._compile_fallback(region)
             for region in plan.regions
@@ -124,19 +122,19 @@ class Executable:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if has_tangents(args):
-            return self._transformed(args, self._with_tangents)
+            return self._by_torch(args, self._with_tangents, OF_FUNC)
         run = self._static or self._specialised(tuple(one.read(args) for one in self._sources))
         try:
             return run(args)
-        except TransformedInput:
-            return self._transformed(args, self._plan.graph_module)
+        except TransformedInput as given:
+            return self._by_torch(args, self._plan.graph_module, str(given))
 
-    def _transformed(self, args: list[Any], graph: fx.GraphModule) -> list[Any]:
-        """The graph by PyTorch's operators, which know batches and tangents."""
+    def _by_torch(self, args: list[Any], graph: fx.GraphModule, reason: str) -> list[Any]:
+        """The graph by PyTorch's operators, which know batches, tangents and any memory."""
         with self._lock:
-            if not self._is_transformed:
-                self._is_transformed = True
-                _note_transformed(self._plan, self._report)
+            if not self._is_noted:
+                self._is_noted = True
+                _note(self._plan, self._report, reason)
         return list(boxed(graph.forward)(args))
 
     @cached_property
@@ -289,11 +287,12 @@ class Executable:
                 self._report.fallbacks.append(fallback)
 
 
-def _note_transformed(plan: Plan, report: GraphReport) -> None:
-    """Tell the ledger of the first such call; other calls run as planned."""
+def _note(plan: Plan, report: GraphReport, reason: str) -> None:
+    """Tell the ledger of the first call by PyTorch's operators; other calls run as planned."""
     compute = (node for region in plan.regions for node in region.nodes)
     if (node := next(compute, None)) is not None:
-        report.fallbacks.append(ledger_entry(node, "eager", _TRANSFORMED, TRANSFORM))
+        advice = TRANSFORM if reason == OF_FUNC else MEMORY
+        report.fallbacks.append(ledger_entry(node, "eager", reason, advice))
 
 
 def _program_bytes(kept: Collection[Specialisation | BucketSpecialisation]) -> int:

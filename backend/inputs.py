@@ -6,7 +6,8 @@ storage was freed. So every call compares its tensors with the metadata of the g
 
 * what has another bit (negative, conjugate), no storage, or other strides, is copied;
 * what has no memory to read, or another dtype or shape, is refused by name;
-* a batch of torch.func's (gradients under `is_grads_batched`) is left to PyTorch's operators.
+* a batch of torch.func's (gradients under `is_grads_batched`) is left to PyTorch's operators, and
+  so is memory of another size (see `_is_memory`).
 
 A call whose tensors are as those of the last one costs one comparison in C++, and a look at the
 size of each storage.
@@ -25,7 +26,7 @@ from trnx.backend.errors import InputChangedError, UnreadableInputError
 from trnx.backend.shapes import Symbols, UnknownSizeError, concrete_spec
 from trnx.backend.torch_internals import is_transformed, metadata_check, without_subclass
 from trnx.fallback.layout import layout_of, restride
-from trnx.fx_passes.nodes import placeholders
+from trnx.fx_passes.nodes import aten, placeholders, val
 from trnx.fx_passes.source import source_line
 from trnx.fx_passes.symbolic import has_symbolic_layout
 from trnx.simulator.memory.host_memory import is_plain, plain, unreadable
@@ -33,12 +34,19 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 
 
 class TransformedInput(Exception):  # noqa: N818  no error: another way to run the graph
-    """A tensor of torch.func's, which only PyTorch's own operators know how to compute with."""
+    """A tensor that only PyTorch's own operators know how to compute with; its text says why, in
+    words of the ledger."""
+
+
+_BY_OFFSET = {aten.as_strided.default, aten.as_strided_scatter.default}
+OF_FUNC = "torch.func or forward-mode differentiation transforms its inputs"
+_OTHER_MEMORY = "arguments that overlap lie in memory of another size than at capture"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the graph knows of one input tensor; `spec` is None where sizes depend on data."""
+    """What the graph knows of one input tensor; `spec` is None where sizes depend on data. What
+    `is_memory` is read and written by offset, however much of it there is."""
 
     index: int
     name: str
@@ -46,12 +54,13 @@ class Expected:
     spec: TensorSpec | None
     is_neg: bool
     is_conj: bool
+    is_memory: bool
 
     def conform(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as the graph knows it, itself where it is so already."""
         where = f"input {self.name} (read at {self.line or 'an unknown line'})"
         if is_transformed(tensor):
-            raise TransformedInput
+            raise TransformedInput(OF_FUNC)
         if reason := unreadable(tensor):
             raise UnreadableInputError(f"{where} cannot be read: {reason}")
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -61,6 +70,8 @@ class Expected:
         if self.spec is None:
             return tensor
         if tensor.dtype is not self.spec.dtype or tensor.shape != self.spec.shape:
+            if self.is_memory and tensor.dtype is self.spec.dtype and tensor.ndim == 1:
+                raise TransformedInput(_OTHER_MEMORY)
             raise InputChangedError(
                 f"{where} is {tensor.dtype} {tuple(tensor.shape)}, and the graph was compiled for "
                 f"{self.spec.dtype} {self.spec.shape}: a hook on saved tensors or a custom "
@@ -94,7 +105,15 @@ def _expected(index: int, node: fx.Node, symbols: Symbols) -> Expected:
     except UnknownSizeError:
         spec = None
     line = next((line for user in node.users if (line := source_line(user))), "")
-    return Expected(index, node.name, line, spec, value.is_neg(), value.is_conj())
+    bits = value.is_neg(), value.is_conj()
+    return Expected(index, node.name, line, spec, *bits, _is_memory(node))
+
+
+def _is_memory(node: fx.Node) -> bool:
+    """True for what AOTAutograd makes of arguments that overlap, are written to and are views of no
+    tensor: all memory that they lie in, as one dimension. While it traces, that ends with the last
+    of them; in a call, with the storage."""
+    return val(node).ndim == 1 and {user.target for user in node.users} == _BY_OFFSET
 
 
 class InputSpecs:

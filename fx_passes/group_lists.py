@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from trnx.fx_passes.list_calls import PREFIX, SINGLE
+from trnx.fx_passes.list_calls import PREFIX, SINGLE, by_place
 from trnx.fx_passes.metadata import EXAMPLE_VALUE, copied_meta
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.rewrite import is_transformed, may_be_autocast, plain_tensor
@@ -202,7 +202,11 @@ class _Stretch:
 
 def _elements(node: fx.Node) -> list[tuple[Any, Any]] | None:
     """The arguments of each element of a call, None where a number is no plain one."""
-    values = [*node.args, *node.kwargs.values()]
+    given = by_place(getattr(node.target, "__name__", ""), node.args, node.kwargs)
+    if given is None:
+        return None
+    args, kwargs = given
+    values = [*args, *kwargs.values()]
     sizes = {len(value) for value in values if isinstance(value, (list, tuple))}
     items = (v if isinstance(v, (list, tuple)) else [v] for v in values)
     if len(sizes) != 1 or not all(isinstance(i, _ARGUMENTS) for every in items for i in every):
@@ -213,8 +217,8 @@ def _elements(node: fx.Node) -> list[tuple[Any, Any]] | None:
 
     return [
         (
-            tuple(element(value, index) for value in node.args),
-            {name: element(value, index) for name, value in node.kwargs.items()},
+            tuple(element(value, index) for value in args),
+            {name: element(value, index) for name, value in kwargs.items()},
         )
         for index in range(*sizes)
     ]

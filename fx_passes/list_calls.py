@@ -5,7 +5,7 @@ A list gives each tensor its own element; whatever is no list is the same for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,3 +42,24 @@ SINGLE: Mapping[str, Callable[..., Any]] = {
     **_OTHERS,
 }
 """Name, without `_foreach_`, -> what computes one element."""
+
+
+def by_place(
+    op: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a call of `torch.<op>` with those in their places that have one, which the
+    overloads name differently; None where no overload has these names."""
+    if not kwargs:
+        return tuple(args), {}
+    packet = getattr(aten, op)
+    for overload in packet.overloads():
+        every = getattr(packet, overload)._schema.arguments
+        if not kwargs.keys() <= {one.name for one in every}:
+            continue
+        places = [one for one in every if not one.kwarg_only]
+        names = [one.name for one in places]
+        given = dict(zip(names, args, strict=False)) | {**kwargs}
+        count = 1 + max(place for place, name in enumerate(names) if name in given)
+        values = tuple(given.get(one.name, one.default_value) for one in places[:count])
+        return values, {name: value for name, value in kwargs.items() if name not in names}
+    return None

@@ -1,14 +1,16 @@
 """Fuzz the compiler: random PyTorch programs, compiled by trnx and in eager.
 
-    python scripts/fuzz/compiler.py --seed 1 --n 500 [--jobs 2] [--json]
+    python scripts/fuzz/compiler.py --seed 1 --n 500 [--layers] [--jobs 2] [--json]
     python scripts/fuzz/compiler.py --seed 1 --only 123     # one program again, made smaller
 
 A program has up to four tensors of random dtypes, sizes (1, 127, 128, 129 among them) and layouts
 (transposed, with a step, with an offset, expanded) and up to 14 lines: pointwise functions,
 reductions, products, views, copies, indexing, writes to arguments and to views of them. Some are
-compared with their gradients, some are called with two sets of sizes under dynamic shapes. Each is
-compared with eager as `torch_programs/differential.py` says. What `aot_eager` gets wrong too is
-torch's. Exit status 0: no failure.
+compared with their gradients, some are called with two sets of sizes under dynamic shapes. With
+`--layers` most lines are parts of models (`torch_programs/layers.py`), in which one tensor may have
+several roles, and some programs run under `no_grad` or autocast. Each is compared with eager as
+`torch_programs/differential.py` says. What `aot_eager` gets wrong too is torch's. Exit status 0: no
+failure.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 
 import torch
-from torch_programs.builder import build
+from torch_programs import builder, layer_builder
 from torch_programs.differential import Verdict, check
+from torch_programs.program import Program
 from torch_programs.shrink import shrink
 
 CHUNK = 5
@@ -45,23 +48,26 @@ class Outcome:
         return Verdict(self.status).is_failure
 
 
-def run_chunk(seed: int, first: int, last: int) -> list[Outcome]:
+Build = Callable[[int, int], Program]
+
+
+def run_chunk(build: Build, seed: int, first: int, last: int) -> list[Outcome]:
     """Programs first..last-1, in a process of their own."""
     torch.set_num_threads(1)
     found = [(number, check(build(seed, number))) for number in range(first, last)]
     return [Outcome(number, verdict.status, verdict.detail) for number, verdict in found]
 
 
-def run_all(seed: int, count: int, jobs: int) -> Iterator[Outcome]:
+def run_all(build: Build, seed: int, count: int, jobs: int) -> Iterator[Outcome]:
     """The outcomes of all programs, in order."""
     chunks = [(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=20) as pool:
-        for running in [pool.submit(run_chunk, seed, *chunk) for chunk in chunks]:
+        for running in [pool.submit(run_chunk, build, seed, *chunk) for chunk in chunks]:
             yield from running.result()
 
 
-def show(seed: int, number: int) -> Verdict:
+def show(build: Build, seed: int, number: int) -> Verdict:
     """Run one program again; print what of it fails."""
     program = build(seed, number)
     verdict = check(program)
@@ -81,19 +87,21 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="run, shrink and print this program alone")
     parser.add_argument("--show", type=int, default=3, help="failing programs to print")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.add_argument("--layers", action="store_true", help="programs of parts of models")
     options = parser.parse_args()
+    build = layer_builder.build if options.layers else builder.build
     torch.set_num_threads(1)
     if options.only is not None:
-        return int(show(options.seed, options.only).is_failure)
+        return int(show(build, options.seed, options.only).is_failure)
     started = time.perf_counter()
     outcomes = []
-    for one in run_all(options.seed, options.n, options.jobs):
+    for one in run_all(build, options.seed, options.n, options.jobs):
         outcomes.append(one)
         if one.is_failure:
             print(f"program {one.number}: {one.status}: {one.detail}", flush=True)
     failures = [one for one in outcomes if one.is_failure]
     for one in failures[: options.show]:
-        show(options.seed, one.number)
+        show(build, options.seed, one.number)
     counts = dict(collections.Counter(one.status for one in outcomes))
     seconds = round(time.perf_counter() - started, 1)
     print(f"{len(outcomes)} programs of seed {options.seed}: {counts}, {seconds} s")

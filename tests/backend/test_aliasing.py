@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+import trnx
+
 Function = Callable[..., Any]
 
 
@@ -205,6 +207,43 @@ def test_a_copy_is_a_copy(fallback: str) -> None:
         compiled(torch.randn(64, 64))
     assert len({y.data_ptr() for y in (x, *first)}) == 5
     assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+
+
+def overlapping(size: int, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two arguments that share half of their elements, and are views of no tensor."""
+    storage = torch.arange(float(size)).untyped_storage()
+    return (
+        torch.empty(0).set_(storage, start, (2, 8), (8, 1)),
+        torch.empty(0).set_(storage, start + 8, (2, 8), (8, 1)),
+    )
+
+
+def test_arguments_that_overlap_in_any_memory() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return y + x.sum()
+
+    compiled = torch.compile(function, backend="trnx", fullgraph=True)
+    for size, start in ((24, 0), (40, 0), (24, 0), (64, 0)):  # the first one ends with them
+        ours, theirs = overlapping(size, start), overlapping(size, start)
+        assert torch.equal(compiled(*ours), function(*theirs))
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])
+
+
+def test_arguments_that_overlap_in_larger_memory_at_capture() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.copy_(y.flip(0))
+        return x @ y.t()
+
+    ours, theirs = overlapping(40, 0), overlapping(40, 0)
+    with trnx.collect_reports() as reports:
+        found = torch.compile(function, backend="trnx", fullgraph=True)(*ours)
+    assert torch.equal(found, function(*theirs))
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
+    (entry,) = (one for one in reports.fallbacks if "overlap" in one.reason)
+    assert "clone" in entry.advice
 
 
 def test_results_are_fresh_at_each_call() -> None:

@@ -73,7 +73,7 @@ class Builder:
             f"x{len(self._inputs)}",
             names,
             dtype,
-            draw.choice(LAYOUTS),
+            layout_of(draw),
             draw.randrange(1 << 20),
             self._wants_gradients,
         )
@@ -152,9 +152,12 @@ class Builder:
         }
         return tuple(sorted(chosen))
 
+    def _other_sizes(self) -> dict[str, int]:
+        return {name: self._draw.choice(SIZES[1:]) for name in self._dims}
+
     def _with_other_sizes(self, program: Program) -> Program:
         """Called with two sets of sizes, where eager takes the second too."""
-        sizes = {name: self._draw.choice(SIZES[1:]) for name in self._dims}
+        sizes = self._other_sizes()
         if any(math.prod(one.shape(sizes)) > LARGEST_BETWEEN for one in program.inputs):
             return program
         arguments = program.arguments(sizes, DTYPES)
@@ -200,6 +203,11 @@ def _is_usable(value: torch.Tensor) -> bool:
     if not value.is_floating_point() or not value.numel():
         return True
     return bool((value.detach().abs() < GREATEST).all())
+
+
+def layout_of(draw: random.Random) -> str:
+    """How a tensor lies."""
+    return draw.choice(LAYOUTS)
 
 
 def build(seed: int, number: int) -> Program:

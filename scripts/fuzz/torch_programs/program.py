@@ -32,6 +32,7 @@ class Input:
     layout: str  # dense, transposed, strided, offset, expanded
     seed: int
     needs_grad: bool = False
+    below: int = 0  # integers are row numbers below it
 
     def shape(self, dims: Mapping[str, int]) -> list[int]:
         """The sizes for these dimensions."""
@@ -52,6 +53,8 @@ class Input:
             return torch.randint(0, 2, shape, generator=generator)
         if self.dtype in FLOATS:
             return torch.randn(shape, generator=generator)
+        if self.below:
+            return torch.randint(0, self.below, shape, generator=generator)
         return torch.randint(-9, 10, shape, generator=generator)
 
     def source(self) -> str:
@@ -104,6 +107,7 @@ class Program:
     dims: tuple[Mapping[str, int], ...]  # one a call
     options: Mapping[str, Any]
     is_dynamic: bool = False
+    context: str = ""  # a context manager around the lines
 
     @property
     def has_gradients(self) -> bool:
@@ -114,6 +118,8 @@ class Program:
         """The function."""
         head = f"def program({', '.join(one.name for one in self.inputs)}):"
         body = [f"    {line.text}" for line in self.lines]
+        if self.context:
+            body = [f"    with {self.context}:", *(f"    {line}" for line in body or ["    pass"])]
         return "\n".join([head, *body, f"    return ({', '.join(self.outputs)},)", ""])
 
     def function(self, dtypes: Mapping[str, torch.dtype], code: CodeType | None = None) -> Any:

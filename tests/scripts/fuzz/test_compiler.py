@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch_programs import layer_builder
 from torch_programs.builder import LARGEST_BETWEEN, build
 from torch_programs.differential import check
-from torch_programs.program import Input, Line, Program
+from torch_programs.layers import Role
+from torch_programs.program import DTYPES, Input, Line, Program
 from torch_programs.shrink import shrink
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -45,6 +48,42 @@ def test_programs_agree() -> None:
 def test_many_programs_agree() -> None:
     found = {number: check(build(7, number)) for number in range(400)}
     assert {number: one for number, one in found.items() if one.is_failure} == {}
+
+
+def test_programs_of_layers_agree() -> None:
+    found = {number: check(layer_builder.build(20261130, number)) for number in range(6)}
+    assert {number: one for number, one in found.items() if one.is_failure} == {}
+    assert sum(one.status == "agreed" for one in found.values()) >= 4
+
+
+def test_programs_of_layers_are_of_every_kind() -> None:
+    programs = [layer_builder.build(5, number) for number in range(100)]
+    assert programs[:5] == [layer_builder.build(5, number) for number in range(5)]
+    assert any(one.has_gradients for one in programs)
+    assert any(one.is_dynamic for one in programs)
+    assert {one.context for one in programs} >= {"", "torch.no_grad()"}
+    lines = [line for one in programs for line in one.lines]
+    assert any(line.gives is None for line in lines)
+    # One value in two roles.
+    assert any(
+        re.search(r"F.linear\((\w+), \1\b|attention\((\w+), \2, \2", line.text) for line in lines
+    )
+    for number, one in enumerate(programs):
+        places = [
+            x
+            for x, made in zip(one.arguments(one.dims[0], DTYPES), one.inputs, strict=True)
+            if made.below
+        ]
+        assert all(int(x.min()) >= 0 and int(x.max()) < 200 for x in places), number
+
+
+def test_a_role_takes_what_has_its_sizes() -> None:
+    assert Role.parse("*i").bind((2, 3, 4), {"i": 4}) == {"i": 4}
+    assert Role.parse("*i").bind((2, 3, 4), {"i": 5}) is None
+    assert Role.parse("oi").bind((3, 4), {"i": 4}) == {"i": 4, "o": 3}
+    assert Role.parse("!oi").bind((2, 3, 4), {}) is None
+    assert Role.parse("oo").bind((3, 4), {}) is None
+    assert Role.parse("c1").bind((3, 1), {}) == {"c": 3}
 
 
 def test_equal_seeds_make_equal_programs() -> None:
