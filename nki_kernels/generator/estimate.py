@@ -255,8 +255,8 @@ class Estimate(TileOps):
                 after = (self._chain(VECTOR, many * wide, back[-1:]),)
         if self._geometry.leads_reduced:
             line = self._chain(VECTOR, lanes, (self._chain(TENSOR, turned, after),))
-            back = self._chain(TENSOR, turned * width // lanes, (line,))
-            after = (self._chain(VECTOR, width, (back,)),)
+            after = (self._chain(TENSOR, turned * width // lanes, (line,)),)
+            after = (self._chain(VECTOR, width, after),)
         self._made[combine.dst, (block, None)] = after[0]
         self._made[("total", partial), block] = after[0]
 
