@@ -27,6 +27,8 @@ from trnx.simulator.hardware import Hardware
 
 # Kernels that take so many times their limit, and that of two, are compared with two.
 _FAR, _FAR_FROM_TWO = 1.4, 1.15
+# Each place to cut costs two kernels that are planned and scheduled.
+_MOST_PLACES = 4
 
 
 def outputs_of(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
@@ -76,7 +78,7 @@ def _reduces(node: fx.Node) -> bool:
 class _Offers:
     """Offers groups of nodes to the generator; `taken` are the units of those that it took, and
     that pay. Of groups of one form, as an optimizer has one for each parameter, the first that is
-    taken lends its kernel to the others, with bindings named as its own."""
+    taken lends its kernel to the others, with bindings named as its own, or where it is cut."""
 
     def __init__(
         self, generator: Generator, hardware: Hardware, profit: Profit, refusals: Refusals
@@ -87,6 +89,7 @@ class _Offers:
         self._profit = profit
         self._refusals = refusals
         self._known: dict[Hashable, KernelMatch] = {}
+        self._cuts: dict[Hashable, int] = {}
 
     def make(self, nodes: tuple[fx.Node, ...]) -> None:
         """Offer `nodes` whole, then in halves until there is an answer about each."""
@@ -96,12 +99,15 @@ class _Offers:
             bindings = dict(zip(known.bindings, inputs, strict=True))
             self._take(nodes, KernelMatch(known.kernel, bindings, outputs))
             return
+        if at := self._cuts.get(form, 0):
+            self._make_two(nodes, at)
+            return
         offered = self._offer(nodes)
         if not isinstance(offered, Reject):
             reject = self._profit.refuse(offered, nodes)
             if reject is None and (at := self._cut(nodes, offered)):
-                self.make(nodes[:at])
-                self.make(nodes[at:])
+                self._cuts[form] = at
+                self._make_two(nodes, at)
             elif reject is None:
                 self._known[form] = offered
                 self._take(nodes, offered)
@@ -112,11 +118,13 @@ class _Offers:
         if len(nodes) == 1:
             self._refusals.add(nodes[0], _about_generated(offered, nodes[0]))
             return
-        # A prefix and the rest of a topological order are convex, and edges go one way between
-        # them.
-        half = len(nodes) // 2
-        self.make(nodes[:half])
-        self.make(nodes[half:])
+        self._make_two(nodes, len(nodes) // 2)
+
+    def _make_two(self, nodes: tuple[fx.Node, ...], at: int) -> None:
+        """Offer the first `at` of `nodes` and the rest: a prefix and the rest of a topological
+        order are convex, and edges go one way between them."""
+        self.make(nodes[:at])
+        self.make(nodes[at:])
 
     def _offer(self, nodes: tuple[fx.Node, ...]) -> KernelMatch | Reject:
         """The kernel of a group."""
@@ -128,9 +136,9 @@ class _Offers:
 
     def _cut(self, nodes: tuple[fx.Node, ...], match: KernelMatch) -> int:
         """How many of `nodes` are better in a kernel of their own: up to a reduction; 0 where one
-        kernel is the best, or near enough to its limit."""
+        kernel is the best, near enough to its limit, or of many reductions."""
         places = [at for at, node in enumerate(nodes[:-1], 1) if _reduces(node)]
-        if self._profit.predictor is None or not places:
+        if self._profit.predictor is None or not 0 < len(places) <= _MOST_PLACES:
             return 0
         seconds, cost = self._profit.nki_seconds(match), match.kernel.cost(bindings_spec(match))
         limit = self._hardware.roofline_seconds(0, cost.vector_flops, cost.hbm_bytes)

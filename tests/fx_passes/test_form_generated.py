@@ -89,3 +89,41 @@ def test_chains_are_not_cut() -> None:
 def test_a_reduction_at_the_end_is_not_cut_off() -> None:
     (only,) = units(lambda x: x.relu().sum(), torch.ones(300, 400), times=lambda _: 9.0)
     assert len(only.nodes) == 2
+
+
+def counted(
+    times: Callable[[KernelMatch], float], asked: list[str]
+) -> Callable[[KernelMatch], float]:
+    """`times`, that notes in `asked` of which kernels it is asked."""
+
+    def found(match: KernelMatch) -> float:
+        asked.append(match.kernel.name)
+        return times(match)
+
+    return found
+
+
+def test_groups_of_one_form_are_compared_once() -> None:
+    def twice(*xs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return scaled(*xs[:3]), scaled(*xs[3:])
+
+    asked: list[str] = []
+    times = counted(slow_with("tanh", 9.0), asked)
+    one = units(scaled, *tensors(), times=times)
+    alone = len(asked)
+    two = units(twice, *tensors(), *tensors(), times=times)
+    assert len(two) == 2 * len(one) == 4
+    assert len(asked) - alone <= alone
+
+
+def test_kernels_of_many_reductions_are_not_compared() -> None:
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = torch.tanh(x + x.sum(1, keepdim=True))
+        return x
+
+    asked: list[str] = []
+    (only,) = units(sums, torch.ones(30, 40), times=counted(lambda _: 9.0, asked))
+    assert isinstance(only.payload, KernelMatch)
+    assert len(only.nodes) == 15
+    assert set(asked) <= {only.payload.kernel.name}
