@@ -193,8 +193,6 @@ def fused_mul_softmax(x0):
     nisa.memset(dst=one, value=1.0)
     unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=unused, op=nl.exp, data=one)
-    ones_float32 = nl.ndarray((100, 100), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones_float32, value=1.0)
     for r in range(0, 200, 100):
         k = 1
         m = 100

@@ -71,12 +71,12 @@ def test_parts_that_overlap(
 
 
 def test_softmax_over_a_middle_axis_fills_the_partitions(region: Build, cuts: Cuts) -> None:
-    """With two parts of the last axis beside the 56 rows, or with that axis."""
+    """With parts of another axis beside its own, or with the last one."""
     x = draw(56, 128, 121)
     made = region(softmax, x, x)
     every = cuts.of(made)
     assert every[0].geometry.partitions >= 112
-    assert any(cut.geometry.partitions == 112 and cut.geometry.lead for cut in every)
+    assert any(cut.geometry.partitions >= 112 and cut.geometry.lead for cut in every)
 
 
 def test_the_fullest_ways_come_first() -> None:

@@ -103,7 +103,7 @@ def test_stages_store_apart(region: Build, cuts: Cuts, dtype: torch.dtype) -> No
 
 
 def test_phases_store_apart(region: Build, cuts: Cuts) -> None:
-    made = region(lambda x: aten.sub.Tensor(x, aten.mean.dim(x, [1], True)), draw(40, 900, 70))
+    made = region(lambda x: aten.sub.Tensor(x, aten.mean.dim(x, [1], True)), draw(128, 2000, 64))
     found: dict[Any, TiledRegion] = {}
     for cut in cuts.of(made):
         if cut.across is None or cut.phase_stages == 1 or not cut.turns_stores:
