@@ -176,15 +176,15 @@ class ReductionEmitter(Emitter):
         load fast: a product with a single column adds term by term to what PSUM has."""
         return min(GROUP, self.full) if combine.dst in self.in_one else self.full
 
-    def _ones_of(self, combine: Instruction) -> str:
-        """The ones of a product, a column for each of these partitions."""
+    def _ones_of(self, combine: Instruction, partitions: str) -> str:
+        """The ones of a product in `partitions`, a column for each of those with its sums."""
         ones = f"ones_{str(self._source(combine).dtype)[6:]}"
-        return f"{ones}[:, 0:{self._rows_of_total(combine)}]"
+        return f"{ones}[{partitions}, 0:{self._rows_of_total(combine)}]"
 
     @functools.cached_property
     def in_one(self) -> frozenset[Value]:
         """What is reduced before a last phase without tiles and one partition has: it need not go
-        back to all.."""
+        back to all."""
         if len(self.phases) < 2 or self.phases[-1].each or not self.g.crosses:
             return frozenset()
         found = self.phases[-2].combines
@@ -257,13 +257,13 @@ class ReductionEmitter(Emitter):
 
     def _product_of(self, combine: Instruction, *, kept_first: bool) -> list[str]:
         """The product of `moving` with ones, or one for each group of its partitions."""
-        ones, is_cut = self._ones_of(combine), self._groups_of(combine).most > 1
+        is_cut = self._groups_of(combine).most > 1
         place = "start // group * run" if is_cut else "0"
         columns = f"{place} : {place} + many"
         goal = f"goal[:, :, {columns}]" if kept_first else f"goal[:, {columns}]"
         if is_cut:
-            return products_of_groups(goal, ones, "moving", "p", "group")
-        stationary = ones.replace("[:", "[0:p")
+            return products_of_groups(goal, self._ones_of(combine, ":"), "moving", "p", "group")
+        stationary = self._ones_of(combine, "0:p")
         operands = [f"stationary={stationary}", "moving=moving", "is_stationary_onezero=True"]
         return call("nisa.nc_matmul", [f"dst={goal}", *operands])
 

@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from trnx.nki_kernels.generator.ir import Operand, Value, values_of
-from trnx.nki_kernels.generator.monotone import rebuilt
-from trnx.nki_kernels.generator.signs import read_by, typed
+from trnx.nki_kernels.generator.signs import without
 
 _MOST = 60.0
 # What functions of ScalarE give; a cast may round away from zero by a part in 2^8.
@@ -39,14 +38,7 @@ def without_needless_extrema(roots: tuple[Value, ...], values: list[Value]) -> d
             low, high = ranges[values_of(value.args)[0]]
             if low >= -_MOST and high <= _MOST:
                 dropped |= readers.shifts_by(value)
-    new: dict[Value, Value] = {}
-    for value in values:
-        if value in dropped:
-            new[value] = new[dropped[value]]
-            continue
-        args = tuple(read_by(value, new[a], a) if isinstance(a, Value) else a for a in value.args)
-        new[value] = value if args == value.args else rebuilt(value, args)
-    return new | {root: typed(new[root], root) for root in roots}
+    return without(dropped, roots, values)
 
 
 def _range_of(value: Value, ranges: Mapping[Value, _Range]) -> _Range:

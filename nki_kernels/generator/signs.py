@@ -8,6 +8,7 @@ been taken gives itself when it is taken again.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from trnx.nki_kernels.generator.ir import COMPARISONS, Operand, Value, values_of
 from trnx.nki_kernels.generator.monotone import rebuilt
@@ -25,7 +26,7 @@ def without_needless_signs(roots: tuple[Value, ...], values: list[Value]) -> dic
     """What stands for each of `values`, which are all that `roots` are made of, operands first."""
     unsigned: set[Value] = set()
     floored: set[Value] = set()
-    new: dict[Value, Value] = {}
+    dropped: dict[Value, Value] = {}
     for value in values:
         same = _same(value, unsigned, floored)
         if _is_unsigned(value, unsigned):
@@ -33,19 +34,31 @@ def without_needless_signs(roots: tuple[Value, ...], values: list[Value]) -> dic
         if value in unsigned or _is_floored(value, floored):
             floored.add(value)
         if same is not None:
-            new[value] = new[same]
+            dropped[value] = same
+    return without(dropped, roots, values)
+
+
+def without(
+    dropped: Mapping[Value, Value], roots: tuple[Value, ...], values: Sequence[Value]
+) -> dict[Value, Value]:
+    """What stands for each of `values`, operands first, where the operands that `dropped` names
+    stand for its keys; roots keep their types."""
+    new: dict[Value, Value] = {}
+    for value in values:
+        if value in dropped:
+            new[value] = new[dropped[value]]
             continue
-        args = tuple(read_by(value, new[a], a) if isinstance(a, Value) else a for a in value.args)
+        args = tuple(_read(value, new[a], a) if isinstance(a, Value) else a for a in value.args)
         new[value] = value if args == value.args else rebuilt(value, args)
-    return new | {root: typed(new[root], root) for root in roots}
+    return new | {root: _typed(new[root], root) for root in roots}
 
 
-def read_by(reader: Value, found: Value, old: Value) -> Value:
+def _read(reader: Value, found: Value, old: Value) -> Value:
     """`found` as `reader` takes it in place of an `old` operand of perhaps another type."""
-    return found if reader.op in _ANY_FLOAT else typed(found, old)
+    return found if reader.op in _ANY_FLOAT else _typed(found, old)
 
 
-def typed(found: Value, old: Value) -> Value:
+def _typed(found: Value, old: Value) -> Value:
     """`found` in the type of what it stands for."""
     if found.dtype is old.dtype:
         return found
