@@ -13,8 +13,9 @@ from trnx.simulator.memory.views import Shape, last_element
 class AccessPattern(NamedTuple):
     """How an operand walks memory, in bytes: within one partition on chip, all of it in HBM.
 
-    `step` leads from one element to its neighbour, `run` is contiguous. In HBM `pitch` is the
-    largest stride and `span` what lies between first and end of one step of it.
+    `step` leads from one element to its neighbour, `run` is contiguous. `pitch` is the largest
+    stride and `span` what lies between first and end of one step of it; both are 0 where the
+    elements are contiguous, or where a value decides the columns.
     """
 
     step: int
@@ -43,8 +44,12 @@ class Operand:
 
 
 @functools.lru_cache(maxsize=512)
-def access_pattern(shape: Shape, strides: Shape, itemsize: int, is_on_chip: bool) -> AccessPattern:
-    """The pattern of a view."""
+def access_pattern(
+    shape: Shape, strides: Shape, itemsize: int, is_on_chip: bool, dynamic_step: int | None = None
+) -> AccessPattern:
+    """The pattern of a view. A value moves it by multiples of `dynamic_step` elements: then it has
+    a pitch in HBM alone, and where these are multiples of it.
+    """
     if is_on_chip:
         shape, strides = shape[1:], strides[1:]
     axes = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1]
@@ -54,14 +59,28 @@ def access_pattern(shape: Shape, strides: Shape, itemsize: int, is_on_chip: bool
             break
         run *= n
     step = axes[-1][1] if axes else 1
-    if is_on_chip or not axes:
-        return AccessPattern(step * itemsize, run * itemsize, 0, 0)
-    if len(axes) == 1 and axes[0][1] == 1:
-        return AccessPattern(step * itemsize, run * itemsize, 0, 0)
+    if is_on_chip:
+        axes = _joined(axes)
+    dense = AccessPattern(step * itemsize, run * itemsize, 0, 0)
+    if not axes or (len(axes) == 1 and axes[0][1] == 1):
+        return dense
     outer = max(range(len(axes)), key=lambda axis: axes[axis][1])
     inner = axes[:outer] + axes[outer + 1 :]
     span = last_element(tuple(n for n, _ in inner), tuple(stride for _, stride in inner)) + 1
     pitch = axes[outer][1]
+    if dynamic_step is not None and (is_on_chip or not pitch or dynamic_step % pitch):
+        return dense
     return AccessPattern(
         step * itemsize, run * itemsize, pitch * itemsize, min(span, max(pitch, 1)) * itemsize
     )
+
+
+def _joined(axes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sizes and strides without broadcasts, with neighbours that are walked alike as one axis."""
+    joined: list[tuple[int, int]] = []
+    for n, stride in axes:
+        if joined and joined[-1][1] == n * stride:
+            joined[-1] = (joined[-1][0] * n, stride)
+        elif stride:
+            joined.append((n, stride))
+    return joined

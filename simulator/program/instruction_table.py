@@ -146,21 +146,28 @@ class InstructionTable:
         """How the columns have an operand; its kind, where it is read, comes last."""
         low, high, start, partitions = tensor.byte_range()
         storage = tensor.storage
-        form = (tensor.dtype, tensor.shape, tensor.strides, storage.buffer)
-        dtype, size, pattern, region = self._forms.get(form) or self._form(tensor, form)
+        indirect = tensor.indirection
+        dynamic_step = None if indirect is None else indirect.scale
+        form = (tensor.dtype, tensor.shape, tensor.strides, storage.buffer, dynamic_step)
+        dtype, size, pattern, region = self._forms.get(form) or self._form(
+            tensor, dynamic_step, form
+        )
         if storage.place is not None:
             self.placed.add(storage.index)
-        is_dynamic = tensor.indirection is not None
         return (
             *(storage.index, dtype, start, partitions, size),
-            *(low, high, pattern, is_dynamic, region),
+            *(low, high, pattern, indirect is not None, region),
         )
 
-    def _form(self, tensor: NkiTensor, form: tuple[object, ...]) -> tuple[int, int, int, int]:
+    def _form(
+        self, tensor: NkiTensor, dynamic_step: int | None, form: tuple[object, ...]
+    ) -> tuple[int, int, int, int]:
         """What rows of operands of one form have in common: dtype, size, pattern, region."""
         storage, dtype = tensor.storage, tensor.dtype
         is_on_chip = storage.is_on_chip
-        pattern = access_pattern(tensor.shape, tensor.strides, dtype.itemsize, is_on_chip)
+        pattern = access_pattern(
+            tensor.shape, tensor.strides, dtype.itemsize, is_on_chip, dynamic_step
+        )
         found = self._forms[form] = (
             _DTYPE_CODE[dtype],
             tensor.free_size if is_on_chip else tensor.size,

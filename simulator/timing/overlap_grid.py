@@ -1,15 +1,22 @@
 """Storages cut into cells along the edges of all their operands, so that overlaps of rectangles are
 exact and found in constant time.
 
-Where operands of a storage cut it into very many cells, neighbouring edges are merged: overlaps are
-then never missed, but may be seen where there are none.
+Operands on chip may walk a partition in strides (each second element, a part of each head): there
+the bytes that the same operands touch are one column of cells.
+
+Where operands of a storage cut it into very many cells, neighbouring edges are merged, and strides
+are taken for all that lies between their ends: overlaps are then never missed, but may be seen
+where there are none.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +28,8 @@ _REGIONS = tuple(MemoryRegion)
 _IS_HBM = np.array([region in HBM for region in _REGIONS])
 # OverlapGrid of an operand, on average over the operands of a storage that differ.
 _MOST_CELLS = 64
+# Bytes of a partition times ways to walk it that are compared.
+_MOST_COMPARED = 1 << 22
 
 _Box = tuple[int, int, int, int]  # first and end row, first and end column
 _Ints = npt.NDArray[np.int64]
@@ -36,7 +45,7 @@ class OverlapGrid:
         is_write = np.frombuffer(rows.kind, np.uint8) % 2 == 1
         is_written = np.zeros(int(storage.max(initial=-1)) + 1, bool)
         is_written[storage[is_write]] = True
-        columns = [storage, *_boxes(rows, storage)]
+        columns = [storage, *_boxes(rows, storage), *_strides_on_chip(rows)]
         keys = zip(*(column.tolist() for column in columns), strict=True)
         boxes = array("I", (known.setdefault(key, len(known)) for key in keys))
         cells = self._number(known, is_written)
@@ -45,25 +54,98 @@ class OverlapGrid:
     def _number(
         self, known: dict[tuple[int, ...], int], is_written: npt.NDArray[np.bool_]
     ) -> list[tuple[int, ...]]:
-        by_storage: dict[int, list[tuple[_Box, int]]] = {}
-        for (storage, top, bottom, left, right), box in known.items():
+        by_storage: dict[int, list[tuple[_Box, _Walk, int]]] = {}
+        for (storage, *box, pitch, span), number in known.items():
             if is_written[storage]:
-                by_storage.setdefault(storage, []).append(((top, bottom, left, right), box))
+                top, bottom, left, right = box
+                walk = _Walk(left, right, pitch, span)
+                places = by_storage.setdefault(storage, [])
+                places.append(((top, bottom, left, right), walk, number))
         cells: list[tuple[int, ...]] = [()] * len(known)
-        for boxes in by_storage.values():
+        for places in by_storage.values():
+            boxes, walks, numbers = zip(*places, strict=True)
             if len(boxes) == 1:
-                cells[boxes[0][1]] = (self.count,)
-                self.count += 1
-                continue
-            grid = _Grid([box for box, _ in boxes], self.count)
-            self.count += grid.count
-            for rectangle, number in boxes:
-                cells[number] = grid.within(rectangle)
+                found, count = [(self.count,)], 1
+            else:
+                found, count = _cells(boxes, walks, self.count)
+            self.count += count
+            for number, own in zip(numbers, found, strict=True):
+                cells[number] = own
         return cells
 
 
+class _Walk(NamedTuple):
+    """Which bytes of a partition an operand touches: `span` of each `pitch` from `low` to `high`,
+    all of them where the pitch is 0.
+    """
+
+    low: int
+    high: int
+    pitch: int
+    span: int
+
+
+def _cells(
+    boxes: Sequence[_Box], walks: tuple[_Walk, ...], first: int
+) -> tuple[list[tuple[int, ...]], int]:
+    """The cells that each operand of a storage touches, numbered from `first`, and their number."""
+    if any(walk.pitch for walk in walks):
+        found = _strided_cells(boxes, walks, first)
+        if found is not None:
+            return found
+    grid = _Grid(boxes, first)
+    return [grid.within(box) for box in boxes], grid.count
+
+
+def _strided_cells(
+    boxes: Sequence[_Box], walks: tuple[_Walk, ...], first: int
+) -> tuple[list[tuple[int, ...]], int] | None:
+    """`_cells` with a column for the bytes that the same walks touch; None if they are many."""
+    columns = _columns(walks)
+    if columns is None:
+        return None
+    edges = sorted({edge for box in boxes for edge in box[:2]})
+    spans = [range(bisect_right(edges, b[0]) - 1, bisect_left(edges, b[1])) for b in boxes]
+    total = sum(len(rows) * len(own) for rows, own in zip(spans, columns, strict=True))
+    if total > _MOST_CELLS * len(boxes):
+        return None
+    width = 1 + max(column for own in columns for column in own)
+    cells = [
+        tuple(first + row * width + column for row in rows for column in own)
+        for rows, own in zip(spans, columns, strict=True)
+    ]
+    return cells, width * (len(edges) - 1)
+
+
+@functools.lru_cache(maxsize=256)
+def _columns(walks: tuple[_Walk, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """Of each walk the columns that it touches; None if it is long work to tell."""
+    low, high = min(walk.low for walk in walks), max(walk.high for walk in walks)
+    different = list(dict.fromkeys(walks))
+    lengths = (n for w in different for n in (w.low - low, w.high - low, w.pitch, w.span))
+    unit = math.gcd(*lengths)
+    if len(different) * (high - low) > _MOST_COMPARED * unit:
+        return None
+    at = np.arange(low, high, unit)
+    is_touched = np.array([_touches(walk, at) for walk in different])
+    _, column = np.unique(np.packbits(is_touched, axis=0), axis=1, return_inverse=True)
+    column = column.reshape(-1)
+    of = {
+        walk: tuple(np.unique(column[own]).tolist())
+        for walk, own in zip(different, is_touched, strict=True)
+    }
+    return tuple(of[walk] for walk in walks)
+
+
+def _touches(walk: _Walk, at: _Ints) -> npt.NDArray[np.bool_]:
+    is_within = (walk.low <= at) & (at < walk.high)
+    if walk.pitch:
+        is_within &= (at - walk.low) % walk.pitch < walk.span
+    return is_within
+
+
 class _Grid:
-    """The cells of one storage."""
+    """The cells of one storage whose operands are rectangles."""
 
     def __init__(self, boxes: Sequence[_Box], first: int) -> None:
         self._rows = sorted({edge for box in boxes for edge in box[:2]})
@@ -130,6 +212,16 @@ def _boxes(rows: InstructionTable, storage: _Ints) -> tuple[_Ints, _Ints, _Ints,
         np.where(has_pitch, (high - 1) // pitch + 1, 1),
     )
     return np.where(in_hbm, first, top), np.where(in_hbm, end, bottom), left, right
+
+
+def _strides_on_chip(rows: InstructionTable) -> tuple[_Ints, _Ints]:
+    """Of each operand on chip the pitch and the span of its walk through a partition, else 0."""
+    on_chip = ~_IS_HBM[np.frombuffer(rows.kind, np.uint8) // 2]
+    pattern = np.frombuffer(rows.pattern, np.uint32)
+    patterns = rows.patterns()
+    pitch = np.array([found.pitch for found in patterns] or [0], np.int64)[pattern]
+    span = np.array([found.span for found in patterns] or [0], np.int64)[pattern]
+    return np.where(on_chip, pitch, 0), np.where(on_chip, span, 0)
 
 
 def _pitches(

@@ -372,3 +372,39 @@ def added_rows(x, rows):
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_compute(dst=out, srcs=[total, x], reduce_op=nl.add)
     return out
+
+
+@nki.jit
+def cleared_parts(parts):
+    """Parts of one tile of bfloat16, (first and end row, first, end and step of the columns), each
+    cleared.
+    """
+    tile = nl.ndarray((128, 256), dtype=nl.bfloat16, buffer=nl.sbuf)
+    for top, bottom, left, right, step in parts:
+        nisa.memset(dst=tile[top:bottom, left:right:step], value=0.0)
+
+
+@nki.jit
+def cleared_heads(parts):
+    """First and end columns of each of 8 heads of 32 columns, cleared."""
+    tile = nl.ndarray((128, 8, 32), dtype=nl.bfloat16, buffer=nl.sbuf)
+    for left, right in parts:
+        nisa.memset(dst=tile[:, :, left:right], value=0.0)
+
+
+@nki.jit
+def column_of_value(x, position, column):
+    """A column of x that a value names is written, then another one is read."""
+    out = nl.ndarray((128, 1), dtype=x.dtype, buffer=nl.shared_hbm)
+    copy = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    value = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=value, src=position)
+    ones = nl.ndarray((128, 1), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    nisa.dma_copy(dst=copy, src=x)
+    first = nisa.register_alloc(0)
+    nisa.register_load(first, value)
+    target = copy.ap([[x.shape[1], 128], [1, 1]], scalar_offset=first, indirect_dim=1)
+    nisa.dma_copy(dst=target, src=ones)
+    nisa.dma_copy(dst=out, src=copy[:, column : column + 1])
+    return out
