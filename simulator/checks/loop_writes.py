@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from trnx.simulator.errors import Location
+from trnx.simulator.language.hbm_shadow import Covered
 from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.shadows import Shadows
 from trnx.simulator.language.tensor import NkiTensor
@@ -27,16 +28,20 @@ from trnx.simulator.program.skipped_rows import NONE, SkippedRows
 Sources = list[tuple[torch.Tensor, torch.Tensor]]
 
 
+_Write = tuple[NkiTensor, torch.Tensor | None, torch.Tensor | None]
+
+
 @dataclass
 class _Body:
     """A body that is being recorded. Storages from `own` on are its own: nothing behind the loop
-    uses them. `writes` are (tensor, elements that held nothing, their conditions before).
+    uses them. `writes` are (tensor, elements that held nothing, their conditions before); None for
+    all elements, and where none had a condition.
     """
 
     loop: Loop
     own: int
     is_sure: bool
-    writes: list[tuple[NkiTensor, torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
+    writes: list[_Write] = field(default_factory=list)
 
 
 class LoopWrites:
@@ -65,7 +70,9 @@ class LoopWrites:
             return
         unsure = next((body for body in reversed(bodies) if not body.is_sure), None)
         if unsure is not None:
-            missing = self._written.of(tensor.storage).mask(tensor) == 0
+            shadow = self._written.of(tensor.storage)
+            is_new = shadow.state(tensor) is Covered.NONE
+            missing = None if is_new else shadow.mask(tensor) == 0
             unsure.writes.append((tensor, missing, self._skips.of(tensor)))
 
     def end(
@@ -86,20 +93,32 @@ class LoopWrites:
             f"has elements that only {loop} writes, and the loop made no turn; write them before "
             "the loop (nisa.memset)"
         )
-        numbers: dict[int, int] = {}
-        for tensor, chosen, before in body.writes:
-            shadow = self._written.of(tensor.storage)
-            left = chosen & (shadow.mask(tensor) != 0)
-            earlier = torch.full(left.shape, NONE) if before is None else before
-            for number in torch.unique(earlier[left]).tolist():
-                if number not in numbers:
-                    numbers[number] = self._condition(core, body.loop, number, why)[1]
-                places = left & (earlier == number)
-                shadow.unmark(tensor, places)
-                self._skips.put_one(tensor, places, numbers[number])
+        number_of = functools.cache(
+            lambda earlier: self._condition(core, body.loop, earlier, why)[1]
+        )
+        for write in body.writes:
+            self._take_back(write, number_of)
         if bodies:
             return []
         return self._resets.pop(core, [])
+
+    def _take_back(self, write: _Write, number_of: Callable[[int], int]) -> None:
+        """What a body wrote is unwritten under the condition that `number_of` has for the one that
+        it was under before."""
+        tensor, missing, before = write
+        shadow = self._written.of(tensor.storage)
+        if missing is None and before is None and shadow.covers(tensor):
+            shadow.erase(tensor)
+            self._skips.put_all(tensor, number_of(NONE))
+            return
+        left = shadow.mask(tensor) != 0
+        if missing is not None:
+            left &= missing
+        earlier = torch.full(left.shape, NONE) if before is None else before
+        for number in torch.unique(earlier[left]).tolist():
+            places = left & (earlier == number)
+            shadow.unmark(tensor, places)
+            self._skips.put_one(tensor, places, number_of(number))
 
     def _condition(self, core: int, loop: Loop, earlier: int, why: str) -> tuple[torch.Tensor, int]:
         """The flag and the number of "the loop made no turn, and what `earlier` says"."""

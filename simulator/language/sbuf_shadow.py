@@ -9,6 +9,7 @@ whatever the number of partitions. Bits count bytes, so views of any dtype meet 
 from __future__ import annotations
 
 import functools
+import itertools
 from bisect import bisect_left
 
 import numpy as np
@@ -139,14 +140,12 @@ class SbufShadow:
         )
         places[chosen.numpy()] = 1
         packed = np.packbits(rows, axis=1, bitorder="little")
-        start = 0
-        for row in range(1, len(packed) + 1):
-            if row < len(packed) and np.array_equal(packed[row], packed[start]):
-                continue
+        changes = np.flatnonzero(np.any(packed[1:] != packed[:-1], axis=1)) + 1
+        edges = [0, *changes.tolist(), len(packed)]
+        for start, end in itertools.pairwise(edges):
             gone = int.from_bytes(packed[start].tobytes(), "little") << low
             if gone:
-                self.erase_bytes(first + start, first + row, gone)
-            start = row
+                self.erase_bytes(first + start, first + end, gone)
 
     def mask(self, tensor: TensorView) -> torch.Tensor:
         """1 where the view's elements are marked, in the view's shape."""

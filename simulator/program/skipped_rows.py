@@ -17,7 +17,7 @@ import torch
 
 from trnx.simulator.errors import Location, UninitialisedReadError
 from trnx.simulator.language.tensor import NkiTensor
-from trnx.simulator.memory.storage import Step
+from trnx.simulator.memory.storage import Step, Storage
 from trnx.simulator.program.propagation import Propagation
 
 # Elements without a condition.
@@ -73,23 +73,31 @@ class SkippedRows:
 
     def put(self, tensor: NkiTensor, chosen: torch.Tensor, numbers: torch.Tensor) -> None:
         """Elements of the view where `chosen` have the conditions `numbers` from now on."""
-        storage = tensor.storage
-        if storage.index not in self._held:
-            self._held[storage.index] = torch.full(
-                (storage.nbytes,),
-                self._uniform.pop(storage.index, NONE),
-                dtype=torch.int32,
-                device="cpu",
-            )
-        view = _view(self._held[storage.index], tensor)
+        view = _view(self._conditions_of(tensor.storage), tensor)
         view.copy_(torch.where(chosen.unsqueeze(-1), numbers.unsqueeze(-1), view))
+
+    def _conditions_of(self, storage: Storage) -> torch.Tensor:
+        """The condition of each byte."""
+        held = self._held.get(storage.index)
+        if held is None:
+            number = self._uniform.pop(storage.index, NONE)
+            held = torch.full((storage.nbytes,), number, dtype=torch.int32, device="cpu")
+            self._held[storage.index] = held
+        return held
+
+    def put_all(self, tensor: NkiTensor, number: int) -> None:
+        """All elements of the view have one condition from now on."""
+        storage = tensor.storage
+        if tensor.size * tensor.dtype.itemsize == storage.nbytes:
+            self._held.pop(storage.index, None)
+            self._uniform[storage.index] = number
+        else:
+            _view(self._conditions_of(storage), tensor).fill_(number)
 
     def put_one(self, tensor: NkiTensor, chosen: torch.Tensor, number: int) -> None:
         """Elements of the view where `chosen` have one condition from now on."""
-        storage = tensor.storage
-        if tensor.size * tensor.dtype.itemsize == storage.nbytes and bool(chosen.all()):
-            self._held.pop(storage.index, None)
-            self._uniform[storage.index] = number
+        if bool(chosen.all()):
+            self.put_all(tensor, number)
         else:
             self.put(tensor, chosen, torch.full(chosen.shape, number, dtype=torch.int32))
 
