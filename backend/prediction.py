@@ -3,7 +3,7 @@ Program, remembered by launch.
 
 The Program is the one that the simulator runner replays, so predicting costs a schedule and no
 second trace. A kernel of more than LONGEST instructions (by its own count of work) is not traced
-while a model compiles: its time is estimated by `simulator/timing/estimate`.
+to its end while a model compiles: its time is estimated from the schedule of its first ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from trnx.backend.cache.predictions import kept_seconds
 from trnx.backend.cores import Choice, choose, launches_of
-from trnx.backend.programs import PROGRAMS, ProgramCache
+from trnx.backend.programs import PROGRAMS, ProgramCache, traced_beginning
 from trnx.backend.torch_internals import without_fake_mode
 from trnx.fx_passes.match import bindings_spec
 from trnx.fx_passes.region import KernelMatch
@@ -39,6 +39,8 @@ Basis = Literal["schedule", "estimate"]
 
 # About a second of tracing and scheduling for one launch (README.md has the times).
 LONGEST = 20_000
+# Instructions of a longer one that are, of all its cores.
+PART = 6_000
 # Launches remembered; a number and a key each.
 CAPACITY = 4096
 # Sizes of a kernel of the package for which its work and launches are remembered.
@@ -167,16 +169,18 @@ class Predictions:
         )
 
     def _computed(self, launch: Launch, cost: Cost, hw: Hardware) -> tuple[float, Basis]:
-        if _instructions(cost) > LONGEST:
-            return estimated_seconds(launch, cost, replace(hw, cores=launch.cores)), "estimate"
+        is_long = _instructions(cost) > LONGEST
+        compute = _scaled if is_long else self._scheduled
+        basis: Basis = "estimate" if is_long else "schedule"
         try:
-            return kept_seconds(launch, hw.target, lambda: self._scheduled(launch, hw)), "schedule"
+            return kept_seconds(launch, hw.target, lambda: compute(launch, cost, hw)), basis
         except Exception:  # the fallback boundary: no prediction is worth a failed compilation
             log.warning("kernel %s has no schedule; its time is estimated", launch.kernel,
                         exc_info=True)  # fmt: skip
             return estimated_seconds(launch, cost, replace(hw, cores=launch.cores)), "estimate"
 
-    def _scheduled(self, launch: Launch, hw: Hardware) -> float:
+    def _scheduled(self, launch: Launch, cost: Cost, hw: Hardware) -> float:
+        del cost
         from trnx.simulator.timing.profile import predicted_seconds
 
         return predicted_seconds(self.program(launch, hw), hw, launch.unknown_trips)
@@ -229,16 +233,40 @@ def _instructions(cost: Cost) -> float:
     )
 
 
+def _scaled(launch: Launch, cost: Cost, hw: Hardware) -> float:
+    """The seconds of a kernel by the schedule of its first instructions, and by how much they do of
+    the work that bounds it. Raises what tracing raises."""
+    from trnx.simulator.timing.profile import predicted_work
+
+    with without_fake_mode():
+        part = traced_beginning(launch, hw.target, PART // launch.grid)
+    seconds, flops, nbytes = predicted_work(part.rows, hw, launch.unknown_trips)
+    if part.is_whole:
+        return seconds
+    by_products = flops_seconds(hw, cost.matmul_flops, _widest(launch))
+    is_bound_by_products = by_products >= hbm_seconds(hw, cost.hbm_bytes)
+    done, all_of_it = (
+        (flops, cost.matmul_flops) if is_bound_by_products else (nbytes, cost.hbm_bytes)
+    )
+    if not done:
+        return estimated_seconds(launch, cost, replace(hw, cores=launch.cores))
+    return seconds * max(1.0, all_of_it / done)
+
+
 def estimated_seconds(launch: Launch | None, cost: Cost, hw: Hardware) -> float:
     """The busiest engine of a kernel by its own count of work, in the widest type of its operands,
     plus the fixed cost of a region."""
-    arguments = () if launch is None else launch.arguments
-    kinds = [a.dtype for a in arguments if isinstance(a, TensorSpec)]
-    floats = [kind for kind in kinds if kind.is_floating_point]
-    dtype = max(floats, key=lambda kind: kind.itemsize, default=torch.float32)
+    dtype = torch.float32 if launch is None else _widest(launch)
     work = max(
         flops_seconds(hw, cost.matmul_flops, dtype),
         vector_seconds(hw, cost.vector_flops, dtype),
         hbm_seconds(hw, cost.hbm_bytes),
     )
     return hw.region_seconds + work
+
+
+def _widest(launch: Launch) -> torch.dtype:
+    """The widest floating point type of the operands."""
+    kinds = [a.dtype for a in launch.arguments if isinstance(a, TensorSpec)]
+    floats = [kind for kind in kinds if kind.is_floating_point]
+    return max(floats, key=lambda kind: kind.itemsize, default=torch.float32)

@@ -15,6 +15,8 @@ from trnx.nki_kernels.keys import key_of
 from trnx.nki_kernels.spec import Launch
 from trnx.simulator import trace
 from trnx.simulator.fork_locks import fork_lock
+from trnx.simulator.frontend.beginnings import Beginning
+from trnx.simulator.frontend.tracing import trace_beginning
 from trnx.simulator.lru_cache import LruCache
 from trnx.simulator.program.program import Program
 from trnx.simulator.program.proof import Claim
@@ -42,6 +44,13 @@ def traced(launch: Launch, target: str) -> Program:
     if grid is not None and not launch.knows_cores:
         check_repeatable(launch, program)
     return program
+
+
+def traced_beginning(launch: Launch, target: str, most: int) -> Beginning:
+    """The first `most` instructions of each core of `launch`, from shapes alone. Raises what
+    tracing raises."""
+    grid = launch.grid if launch.grid > 1 else None
+    return trace_beginning(launch.kernel, launch.arguments, most, target=target, grid=grid)
 
 
 def _recorded(launch: Launch, target: str) -> Program:

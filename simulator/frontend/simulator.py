@@ -370,13 +370,17 @@ class Simulator:
         core.loops.check_closed()
         for observer in self._observers:
             observer.finish(core.index)
-        self.rows.loops += [
-            (loop.first, loop.last, loop.trips, core.index) for loop in core.loops.records
-        ]
+        self.keep_loops(core)
         allocations = self._allocations.of_core(core.index, self.rows)
         check_loop_scope(core.loops.records, allocations, self.rows, self.findings)
         sbuf, psum = peak_bytes(self.hardware, allocations, core.loops.records, self.findings)
         self._peaks = (max(self._peaks[0], sbuf), max(self._peaks[1], psum))
+
+    def keep_loops(self, core: Core) -> None:
+        """The rows know the loops of a program."""
+        self.rows.loops += [
+            (loop.first, loop.last, loop.trips, core.index) for loop in core.loops.records
+        ]
 
     def totals(self) -> Totals:
         """What was counted; completes the rows."""

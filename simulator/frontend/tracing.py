@@ -21,6 +21,7 @@ import torch
 from trnx.simulator.errors import FindingError, Location
 from trnx.simulator.findings import Findings
 from trnx.simulator.frontend.arguments import Arguments
+from trnx.simulator.frontend.beginnings import Beginning, record_beginning
 from trnx.simulator.frontend.kernel import Kernel
 from trnx.simulator.frontend.options import Grid, Passing, TraceOptions
 from trnx.simulator.frontend.purity import PURITY, Reads
@@ -72,6 +73,21 @@ def trace(
     program = record(kernel, tuple(arguments), {}, options).program
     program.release()
     return program
+
+
+def trace_beginning(
+    kernel: Any,
+    arguments: Sequence[Any],
+    most: int,
+    *,
+    target: str = DEFAULT_TARGET,
+    grid: Grid = None,
+) -> Beginning:
+    """The first `most` instructions of each program of a launch, for shapes alone: of a kernel that
+    takes long to trace. Raises what `trace` raises, where the kernel gets so far."""
+    options = TraceOptions(target, grid)
+    function, sizes, _ = _resolve(kernel, options)
+    return record_beginning(function, arguments, sizes, options, most)
 
 
 def simulate(

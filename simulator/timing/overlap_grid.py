@@ -64,10 +64,7 @@ class OverlapGrid:
         cells: list[tuple[int, ...]] = [()] * len(known)
         for places in by_storage.values():
             boxes, walks, numbers = zip(*places, strict=True)
-            if len(boxes) == 1:
-                found, count = [(self.count,)], 1
-            else:
-                found, count = _cells(boxes, walks, self.count)
+            found, count = _cells(boxes, walks, self.count)
             self.count += count
             for number, own in zip(numbers, found, strict=True):
                 cells[number] = own
@@ -89,6 +86,8 @@ def _cells(
     boxes: Sequence[_Box], walks: tuple[_Walk, ...], first: int
 ) -> tuple[list[tuple[int, ...]], int]:
     """The cells that each operand of a storage touches, numbered from `first`, and their number."""
+    if len(boxes) == 1:
+        return [(first,)], 1
     if any(walk.pitch for walk in walks):
         found = _strided_cells(boxes, walks, first)
         if found is not None:

@@ -18,6 +18,7 @@ from typing import Any
 from trnx.simulator.errors import Location
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.storage import MemoryRegion
+from trnx.simulator.program.instruction_table import InstructionTable
 from trnx.simulator.program.program import Program
 from trnx.simulator.timing.band import Band, error_band
 from trnx.simulator.timing.compiler import PROGRAM_ORDER
@@ -179,6 +180,16 @@ def predicted_seconds(program: Program, chip: Hardware, unknown_trips: int = 1) 
     """The total alone, for a Program that was traced for this generation. A loop whose count only a
     run knows runs `unknown_trips` times."""
     return schedule(program.rows, chip, unknown_trips=unknown_trips).total_ps / PICOSECONDS
+
+
+def predicted_work(
+    rows: InstructionTable, chip: Hardware, unknown_trips: int = 1
+) -> tuple[float, int, int]:
+    """Seconds, FLOPs of matrix products and bytes of HBM of recorded instructions, which may be the
+    first ones of a kernel."""
+    result = schedule(rows, chip, unknown_trips=unknown_trips)
+    flops = Timeline(rows, result, chip).matmul_flops
+    return result.total_ps / PICOSECONDS, flops, result.hbm_bytes
 
 
 def profile_program(program: Program, chip: Hardware, unknown_trips: int = 1) -> Profile:

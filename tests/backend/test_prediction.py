@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import trnx
 from trnx.backend import demo, prediction
@@ -108,6 +109,43 @@ def test_a_kernel_too_long_to_trace_is_estimated(
     assert found.predicted_range_seconds is None or found.reports.scheduled_seconds == 0
     assert "estimated" in str(found)
     assert fresh is not None
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("linear", [(2048, 1024), (2048, 1024)]),
+        ("rms_norm", [(32768, 1024), (1024,)]),
+        ("gelu_mul", [(16384, 1024), (16384, 1024)]),
+        ("attention", [(1, 8, 1024, 128)] * 3),
+    ],
+)
+def test_a_long_kernel_takes_as_long_as_its_first_instructions_tell(
+    monkeypatch: pytest.MonkeyPatch, name: str, shapes: list[tuple[int, ...]], lnc: int
+) -> None:
+    functions = {
+        "linear": torch.nn.functional.linear,
+        "rms_norm": lambda x, w: torch.nn.functional.rms_norm(x, (1024,), w),
+        "gelu_mul": lambda x, y: torch.nn.functional.gelu(x) * y,
+        "attention": lambda *x: torch.nn.functional.scaled_dot_product_attention(*x),
+    }
+    seconds = []
+    for longest in (10**9, 0):
+        torch._dynamo.reset()
+        monkeypatch.setattr(prediction, "LONGEST", longest)
+        monkeypatch.setattr(prediction, "PART", 800)
+        found = Predictions(ProgramCache())
+        for module in ("backend.pipeline", "backend.compiler"):
+            monkeypatch.setattr(f"trnx.{module}.PREDICTIONS", found)
+        with FakeTensorMode(), torch.no_grad():
+            inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        compiled = torch.compile(functions[name], backend="trnx", options={"lnc": lnc})
+        profile = trnx.profile(compiled, *inputs, target="trn2")
+        (region,) = profile.regions
+        assert region.by == ("estimate" if longest == 0 else "schedule")
+        seconds.append(region.seconds)
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.15)
 
 
 def test_a_kernel_that_cannot_be_traced_does_not_stop_the_compiler(
