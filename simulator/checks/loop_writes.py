@@ -9,9 +9,11 @@ what is written at addresses that values decide nothing is known, and nothing is
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +22,9 @@ from trnx.simulator.language.hbm_shadow import Covered
 from trnx.simulator.language.registers import VirtualRegister
 from trnx.simulator.language.shadows import Shadows
 from trnx.simulator.language.tensor import NkiTensor
-from trnx.simulator.memory.storage import Step
+from trnx.simulator.memory.dtypes import DType
+from trnx.simulator.memory.storage import Step, Storage
+from trnx.simulator.memory.views import Shape
 from trnx.simulator.program.interleaved_loops import Loop
 from trnx.simulator.program.skipped_rows import NONE, SkippedRows
 
@@ -28,14 +32,21 @@ from trnx.simulator.program.skipped_rows import NONE, SkippedRows
 Sources = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-_Write = tuple[NkiTensor, torch.Tensor | None, torch.Tensor | None]
+class _Write(NamedTuple):
+    """Elements of a storage that a body wrote, for as long as something refers to it. `missing`:
+    those that held nothing, None for all; `before`: their conditions then, None where none had one.
+    """
+
+    storage: weakref.ref[Storage]
+    view: tuple[DType, Shape, Shape, int]
+    missing: torch.Tensor | None
+    before: torch.Tensor | None
 
 
 @dataclass
 class _Body:
     """A body that is being recorded. Storages from `own` on are its own: nothing behind the loop
-    uses them. `writes` are (tensor, elements that held nothing, their conditions before); None for
-    all elements, and where none had a condition.
+    uses them.
     """
 
     loop: Loop
@@ -73,7 +84,9 @@ class LoopWrites:
             shadow = self._written.of(tensor.storage)
             is_new = shadow.state(tensor) is Covered.NONE
             missing = None if is_new else shadow.mask(tensor) == 0
-            unsure.writes.append((tensor, missing, self._skips.of(tensor)))
+            view = (tensor.dtype, tensor.shape, tensor.strides, tensor.offset)
+            before = self._skips.of(tensor)
+            unsure.writes.append(_Write(weakref.ref(tensor.storage), view, missing, before))
 
     def end(
         self, core: int, where: Location | None, registers: Sequence[VirtualRegister]
@@ -105,16 +118,18 @@ class LoopWrites:
     def _take_back(self, write: _Write, number_of: Callable[[int], int]) -> None:
         """What a body wrote is unwritten under the condition that `number_of` has for the one that
         it was under before."""
-        tensor, missing, before = write
-        shadow = self._written.of(tensor.storage)
-        if missing is None and before is None and shadow.covers(tensor):
+        storage, missing = write.storage(), write.missing
+        if storage is None:
+            return
+        tensor, shadow = NkiTensor(storage, *write.view), self._written.of(storage)
+        if missing is None and write.before is None and shadow.covers(tensor):
             shadow.erase(tensor)
             self._skips.put_all(tensor, number_of(NONE))
             return
         left = shadow.mask(tensor) != 0
         if missing is not None:
             left &= missing
-        earlier = torch.full(left.shape, NONE) if before is None else before
+        earlier = torch.full(left.shape, NONE) if write.before is None else write.before
         for number in torch.unique(earlier[left]).tolist():
             places = left & (earlier == number)
             shadow.unmark(tensor, places)

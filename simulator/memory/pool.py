@@ -47,6 +47,11 @@ class BufferPool:
         self._scratch: defaultdict[int, list[Buffer]] = defaultdict(list)
         self._held: list[Buffer] = []
         self._holds = 0
+        # Of the only loop that is open: buffers that its body took, and those of them that are free
+        # for the rest of it. How many loops are open inside.
+        self._of_body: set[int] | None = None
+        self._spare: defaultdict[int, list[Buffer]] = defaultdict(list)
+        self._inner = 0
         self._kept_bytes = 0
         # All that were made: none is freed before the trace ends, so addresses tell them apart.
         self._buffers: list[Buffer] = []
@@ -55,10 +60,11 @@ class BufferPool:
 
     def take(self, nbytes: int) -> Buffer:
         """A buffer of exactly `nbytes`, with arbitrary content."""
-        free = self._free[nbytes]
-        if free:
-            return free.pop()
-        return self._made(nbytes)
+        free = self._spare[nbytes] or self._free[nbytes]
+        buffer = free.pop() if free else self._made(nbytes)
+        if self._of_body is not None and not self._inner:
+            self._of_body.add(id(buffer))
+        return buffer
 
     def _made(self, nbytes: int) -> Buffer:
         self.allocated_bytes += nbytes
@@ -77,25 +83,45 @@ class BufferPool:
 
     def put(self, buffer: Buffer) -> None:
         """Return a buffer that `take` gave."""
-        if self._holds:
-            self._held.append(buffer)
-        else:
+        if not self._holds:
             self._free[buffer.nbytes].append(buffer)
+        elif not self._inner and self._of_body is not None and id(buffer) in self._of_body:
+            self._spare[buffer.nbytes].append(buffer)
+        else:
+            self._held.append(buffer)
 
     def hold(self) -> None:
-        """Reuse nothing from now on: a loop's body runs again, and what it read it reads again.
-        Programs of a grid may record loops at the same time.
+        """A loop begins: its body runs again, and what it read it reads again. So nothing is reused
+        but, within the body, what the body itself took: each turn writes that anew. Programs of a
+        grid may record loops at the same time, and run them turn by turn: then nothing is.
         """
         self._holds += 1
+        self._keep_spare()
+        self._of_body = set() if self._holds == 1 else None
+
+    def nest(self) -> None:
+        """A loop begins in another one: what it frees, its next turn may read."""
+        self._inner += 1
+
+    def end_nested(self) -> None:
+        """Undo one `nest`."""
+        self._inner -= 1
 
     def release(self) -> None:
         """Undo one `hold`."""
         self._holds -= 1
         if self._holds:
             return
+        self._keep_spare()
+        self._of_body = None
         held, self._held = self._held, []
         for buffer in held:
             self.put(buffer)
+
+    def _keep_spare(self) -> None:
+        for buffers in self._spare.values():
+            self._held += buffers
+        self._spare.clear()
 
     def can_keep(self, nbytes: int) -> bool:
         """False where there are enough copies."""

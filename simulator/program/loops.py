@@ -154,7 +154,9 @@ class Loops:
                 "(SDK/nki/api/nki/language/__init__.py, no_reorder)",
                 kernel_location(),
             )
-        if not self._open:
+        if self._open:
+            self._recorder.pool.nest()
+        else:
             self._recorder.pool.hold()
         storages = self._recorder.storage_count
         first = len(self._recorder.rows)
@@ -176,7 +178,9 @@ class Loops:
             self._recorder.append_steps([ended.loop])
         else:
             self._recorder.join_loops(ended.loop, ended.meets_ranks)
-        if not self._open:
+        if self._open:
+            self._recorder.pool.end_nested()
+        else:
             ended.loop.forget()
             self._recorder.pool.release()
 

@@ -113,3 +113,74 @@ def products_around_an_exchange(x, y):
         if i == 0:
             nisa.sendrecv(src=b, dst=b, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
     return out
+
+
+@nki.jit
+def nested_turns(x, outer, inner):
+    """Turns in turns: `held` is read in all of them, `first` in those of one outer turn; the other
+    tiles come and go.
+    """
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=total, value=0.0)
+    held = nl.load(x)
+    for _ in nl.dynamic_range(outer):
+        first = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=first, data1=held, data2=total, op=nl.subtract)
+        for k in range(3):
+            gone = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+            nisa.tensor_scalar(dst=gone, data=first, op0=nl.multiply, operand0=float(k))
+            nisa.tensor_tensor(dst=total, data1=total, data2=gone, op=nl.add)
+        for _ in nl.dynamic_range(inner):
+            one = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=one, data1=first, data2=held, op=nl.add)
+            other = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+            nisa.tensor_scalar(dst=other, data=one, op0=nl.multiply, operand0=0.5)
+            one = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+            nisa.tensor_scalar(dst=one, data=other, op0=nl.add, operand0=1.0)
+            nisa.tensor_tensor(dst=total, data1=total, data2=one, op=nl.add)
+        last = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=last, data=first, op0=nl.multiply, operand0=0.25)
+        nisa.tensor_tensor(dst=total, data1=total, data2=last, op=nl.subtract)
+    held = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=held, src=total)
+    nl.store(out, held)
+    return out
+
+
+@nki.jit
+def many_tiles_in_a_turn(x, tiles):
+    """x with 1 added `tiles` times in each of two turns, to a fresh tile each."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    total = nl.load(x)
+    for _ in nl.dynamic_range(2):
+        for _ in range(tiles):
+            tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+            nisa.tensor_scalar(dst=tile, data=total, op0=nl.add, operand0=1.0)
+            nisa.tensor_copy(dst=total, src=tile)
+    nl.store(out, total)
+    return out
+
+
+@nki.jit
+def dropped_in_turns(x, outer, inner):
+    """Turns that read tiles which nothing refers to when their body ends."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=total, value=0.0)
+    tile = nl.load(x)
+    for _ in nl.dynamic_range(outer):
+        first = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=first, data1=tile, data2=total, op=nl.subtract)
+        tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=tile, data=first, op0=nl.multiply, operand0=0.5)
+        nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)
+        for _ in nl.dynamic_range(inner):
+            nisa.tensor_tensor(dst=total, data1=total, data2=first, op=nl.add)
+            first = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+            nisa.tensor_scalar(dst=first, data=total, op0=nl.multiply, operand0=0.125)
+            other = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+            nisa.tensor_scalar(dst=other, data=first, op0=nl.add, operand0=1.0)
+            nisa.tensor_tensor(dst=total, data1=total, data2=other, op=nl.subtract)
+    nl.store(out, total)
+    return out

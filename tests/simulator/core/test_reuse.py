@@ -116,6 +116,54 @@ def test_turns_of_a_loop_share_their_steps(kernels: ModuleType) -> None:
     assert torch.equal(many.run([x])[0], few.run([x])[0])
 
 
+def _nested_turns(x: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
+    total = torch.zeros_like(x)
+    for _ in range(outer):
+        first = x - total
+        for k in range(3):
+            total = total + first * k
+        for _ in range(inner):
+            total = total + ((first + x) * 0.5 + 1.0)
+        total = total - first * 0.25
+    return total
+
+
+@pytest.mark.parametrize("outer", [1, 2, 3])
+@pytest.mark.parametrize("inner", [0, 1, 3])
+def test_turns_read_what_none_of_them_wrote_again(
+    kernels: ModuleType, outer: int, inner: int
+) -> None:
+    x = torch.randn(127, 33)
+    got = _both_ways(kernels.nested_turns, [x, outer, inner])
+    torch.testing.assert_close(got, _nested_turns(x, outer, inner))
+
+
+@pytest.mark.parametrize("outer", [1, 2, 3])
+@pytest.mark.parametrize("inner", [0, 1, 3])
+def test_turns_read_what_is_dropped_in_them(kernels: ModuleType, outer: int, inner: int) -> None:
+    x = torch.randn(127, 33)
+    got = _both_ways(kernels.dropped_in_turns, [x, outer, inner])
+    total = torch.zeros_like(x)
+    for _ in range(outer):
+        first = x - total
+        total = total + first * 0.5
+        for _ in range(inner):
+            total = total + first
+            total = total - (total * 0.125 + 1.0)
+    torch.testing.assert_close(got, total)
+
+
+def test_a_body_has_the_memory_of_what_is_live(kernels: ModuleType) -> None:
+    x = torch.randn(128, 64)
+    got = _both_ways(kernels.many_tiles_in_a_turn, [x, 100])
+    torch.testing.assert_close(got, x + 200.0)
+    few, many = (
+        trace(kernels.many_tiles_in_a_turn, [TensorSpec.of(x), tiles]).host_bytes
+        for tiles in (4, 100)
+    )
+    assert many == few
+
+
 def test_a_traced_run_leaves_no_memory_to_the_garbage_collector(kernels: ModuleType) -> None:
     x = torch.randn(9, 11)
     simulate(kernels.turns)(x, 2)
