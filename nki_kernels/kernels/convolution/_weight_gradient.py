@@ -31,6 +31,7 @@ from trnx.nki_kernels.kernels.convolution._weight_operands import (
     Work,
     add_segments,
     gradient_of,
+    is_last_block,
     left_of,
     load_both,
     load_gradient,
@@ -50,8 +51,6 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
 )
 from trnx.nki_kernels.kernels.convolution._weight_sums import multiply, multiply_last, results_of
 
-# Products, at half rate: as long as DMA takes for the first operands.
-_WARM_UP = 18
 # Positions whose transposes are made before the products of the first of them.
 _AHEAD = 6
 
@@ -61,7 +60,7 @@ def weight_gradient(
     tensors: tuple[nl.NkiTensor, nl.NkiTensor],
     groups: tuple[int, int],
     numbers: tuple[tuple[int, ...], ...],
-    how: tuple[tuple[bool, bool], bool, bool],
+    how: tuple[tuple[bool, bool], bool, bool, int],
     cores: int,
     by_images: bool,
 ) -> None:
@@ -91,7 +90,7 @@ def weight_gradient(
     rows = out.shape[0] // count
     waiting: list[Ready] = []
     is_flat = taps == 1 and is_inside(axes)
-    warm_up(_WARM_UP)
+    warm_up(how[3])
     masks = [] if is_flat else _masks(axes)
     for group in range(0, count, together):
         some = min(together, count - group)
@@ -127,7 +126,7 @@ def _gradient(
     grads: list[nl.NkiTensor],
     windows: list[nl.NkiTensor],
     axes: tuple[WindowAxis, ...],
-    how: tuple[tuple[bool, bool], bool, bool],
+    how: tuple[tuple[bool, bool], bool, bool, int],
     groups: int,
     turn: tuple[int, int, int],
     waiting: list[Ready],
@@ -254,7 +253,8 @@ def _sum_positions(
                     other = []
                     if its[0] is None:
                         other.append(window_of(windows[volume], work.columns[0], axes, firsts))
-                    tiles, tile = load_both(source, other, work)
+                    is_last = is_last_block(axes[0], plane)
+                    tiles, tile = load_both(source, other, work, block, is_last)
                 for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
                         tiles = load_gradient(grad, axes, firsts, work)

@@ -20,6 +20,8 @@ from trnx.nki_kernels.kernels.convolution._loads import load
 
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 6, 3
+# Products, at half rate: as long as DMA takes for the first operands, at least.
+WARM_UP = 18
 # Columns of the array, below all of them, that products have which run side by side.
 TILES = (32, 64)
 # Bytes of a row below which its descriptor takes much longer than its bytes.

@@ -29,6 +29,7 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
     samples,
     supports,
     turns_by_dma,
+    warm_products,
     windows_of,
 )
 from trnx.nki_kernels.kernels.convolution._weight_rows import weight_rows_kernel
@@ -59,17 +60,18 @@ def convolution_weight_gradient_kernel(
     keeps: tuple[bool, bool],
     is_turned: bool,
     is_static: bool,
+    products: int,
     shared: str,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight. `together` groups are one product,
     of which the blocks on the diagonal are wanted. `is_turned`: DMA transposes. `is_static`:
-    descriptors are made before the run (nki-dge.rst). `cores` share what is `shared`
-    (`_weight_shares.py`).
+    descriptors are made before the run (nki-dge.rst). `products` keep TensorE busy until the first
+    operands are there. `cores` share what is `shared` (`_weight_shares.py`).
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tensors = (x, grad) if transposed else (grad, x)
-    how = (keeps, is_turned, is_static)
+    how = (keeps, is_turned, is_static, products)
     if shared in (WINDOW, GRADIENT):
         axis = 1 if shared == WINDOW else 0
         first, end = share_of(shape[axis], cores, UNIT)
@@ -110,12 +112,14 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
         more = (b.weight.shape, fields, parts, numbers, kept, few)
         return replace(Launch.of(strips_gradient_kernel, b, names, *more), unknown_trips=0)
     shared = what_is_shared(b, hw)
+    its = b
     if shared != PASSES:
         its = part_of_core(b, shared, hw)
         numbers, is_turned = plan(its, hw), turns_by_dma(its, hw)
         kept = keeps(its, numbers, hw)
         few = is_gradient_static(its, numbers, all(kept), is_turned, hw)
-    plain = (b.groups, together, numbers, kept, is_turned, few, shared)
+    products = warm_products(its, numbers[0][6], hw)
+    plain = (b.groups, together, numbers, kept, is_turned, few, products, shared)
     return Launch.of(kernel, b, names, b.weight.shape, *plain)
 
 
