@@ -24,8 +24,8 @@ def launches_of(kernel: Kernel, b: Bindings, hw: Hardware) -> tuple[Launch, ...]
     on_one = getattr(kernel, "launch_on_one", None)
     if shared.cores == 1 or on_one is None:  # a user's `Kernel` need not have it
         return (shared,)
-    others = getattr(kernel, "other_launches", lambda b, hw: ())
-    return shared, *others(b, hw), on_one(b, hw)
+    others = getattr(kernel, "other_launches", None)
+    return shared, *(() if others is None else others(b, hw)), on_one(b, hw)
 
 
 def choose(

@@ -232,7 +232,8 @@ class KernelSpec:
     computes its arguments (kernel variant, layout flags) from them. A last parameter `cores: int =
     1` is the number of programs that share the work (`kernels/_cores.py`).
     `other_shares` makes launches in which the cores share other parts of the work than in `launch`;
-    the fastest by schedule is taken. `samples(generator)` yields seeded inputs with edge shapes. `fuses`: smaller kernels can do the
+    the fastest by schedule is taken.
+    `samples(generator)` yields seeded inputs with edge shapes. `fuses`: smaller kernels can do the
     same one after another, and this one is chosen where it is predicted to be faster than they.
     `is_operator`: the reference is operators of torch on sums of products, which take the place of
     the steps that the simulator recorded where they are proven to compute the same. A binding

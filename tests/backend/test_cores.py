@@ -170,9 +170,7 @@ def test_the_faster_launch_is_chosen(two: float, one: float, cores: int) -> None
 @pytest.mark.parametrize(
     ("times", "chosen"), [((5.0, 4.0, 9.0), 1), ((4.0, 4.0, 9.0), 0), ((5.0, 4.0, 3.0), 2)]
 )
-def test_the_fastest_of_several_shares_is_chosen(
-    times: tuple[float, ...], chosen: int
-) -> None:
+def test_the_fastest_of_several_shares_is_chosen(times: tuple[float, ...], chosen: int) -> None:
     spec = kernels()["softmax"]
     shared = spec.launch(SOFTMAX, TWO)
     other = replace(shared, unknown_trips=0)

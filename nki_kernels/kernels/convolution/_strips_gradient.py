@@ -125,8 +125,8 @@ def strips_gradient_kernel(
         for _ in nl.dynamic_range(_gradient(out, dense, window, both, cut, (first, end))):
             some = nl.ds(first, end - first)
             weight_gradient(
-                out[:, some], (dense, window[:, some]), (1, 1), numbers, (keeps, False, is_static, WARM_UP),
-                0, False,
+                out[:, some], (dense, window[:, some]), (1, 1), numbers,
+                (keeps, False, is_static, WARM_UP), 0, False,
             )  # fmt: skip
     return out
 

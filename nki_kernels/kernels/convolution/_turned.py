@@ -19,6 +19,8 @@ _QUADRANT = 32
 # Bytes of a partition for the whole chunks of all images, with which TensorE has the time for the
 # last positions while DMA transposes the chunks.
 _LEAST_BYTES, _MOST_BYTES = 4096, 8192
+# Of a partition, that DMA transposes in the time of a trigger.
+_TRIGGER_BYTES = 1536
 # Whose last positions come with one transfer.
 _IMAGES = 2
 
@@ -47,9 +49,20 @@ def splits_images(images: int, positions: int, channels: int, lanes: int) -> boo
     return positions % lanes > 0 and nbytes > _LEAST_BYTES and nbytes <= _MOST_BYTES
 
 
+def cuts_last(images: int, block: int, positions: int, channels: int) -> bool:
+    """Whether the last image of the last `block` had better come in two: where all transfers of
+    both operands, of so many `channels`, take longer than their triggers.
+    """
+    chunks = positions // nl.tile_size.pmax
+    each = 2 if chunks * nl.tile_size.pmax == positions else 4
+    triggers = (images + block - 1) // block * each + (4 if block > 1 else 2)
+    is_turned_alone = stacked_images(positions) == 1 and block < images
+    return is_turned_alone and images * chunks * channels * 2 >= triggers * _TRIGGER_BYTES
+
+
 def _pieces(images: int, chunks: int, is_last: bool) -> list[tuple[int, int, int, int]]:
-    """Images `first .. end`, and chunks of their positions, that are transposed by one transfer. The
-    last image of the last block comes in two, so that few products are left behind the last one.
+    """Images `first .. end`, and chunks of their positions, that are transposed by one transfer: of
+    all of a block, but that the last image comes in two where it `is_last`.
     """
     half = (chunks + 1) // 2
     if not is_last or half == chunks:

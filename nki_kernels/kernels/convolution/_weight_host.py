@@ -11,9 +11,8 @@ import torch
 
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
-from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE
 from trnx.nki_kernels.kernels.convolution._turned import splits_images
-from trnx.nki_kernels.kernels.convolution._weight_product import BANKS, WARM_UP
+from trnx.nki_kernels.kernels.convolution._weight_product import BANKS
 from trnx.nki_kernels.kernels.convolution._windows import Window, output_size
 from trnx.nki_kernels.spec import Bindings, Cost, Sample
 from trnx.simulator.errors import Reject
@@ -26,10 +25,6 @@ _BLOCK_BYTES = 4096
 _FLAT_BYTES = 12288
 _TURNED_BYTES = 8192
 _MOST_BYTES = 49152
-# Products, at half rate, behind which TensorE is at its full rate.
-_COLD = 28
-# A DMA's trigger, and its start and end (docs/timing.md); that TensorE may wait when it is warm.
-_TRIGGER_SECONDS, _TRANSFER_SECONDS, _IDLE_SECONDS = 0.6e-6, 1.3e-6, 0.3e-6
 # For transposes that several passes over the positions use: of the gradient, and of the window.
 _KEPT_BYTES, _KEPT_WINDOW_BYTES = 32768, 49152
 
@@ -107,29 +102,6 @@ def _turned_images(b: Bindings, hw: Hardware) -> int:
     groups = -(-axes[0].out // some)
     most = groups if groups * each <= _BLOCK_BYTES else -(-groups // 2)
     return some * max(1, min(_TURNED_BYTES // each, most))
-
-
-def warm_products(b: Bindings, images: int, hw: Hardware) -> int:
-    """Products that keep TensorE busy until the first `images` are there, transposed by DMA: at half
-    rate until it is warm, at full rate then.
-    """
-    axes = _axes(b)
-    positions = axes[1].out * axes[2].out
-    channels = (
-        min(_rows(b, hw), BANKS * hw.partitions),
-        min(b.weight.shape[1] * groups_together(b, hw), float32_per_bank(hw)),
-    )
-    if not turns_by_dma(b, hw) or splits_images(images, positions, max(channels), hw.partitions):
-        return WARM_UP
-    some = min(images, max(1, hw.partitions // positions))
-    each = -(-images // some) * max(1, positions // hw.partitions) * b.x.dtype.itemsize
-    engine = hw.dma_engine_rate / PARTITIONS_PER_ENGINE
-    transfers = some * len(channels)
-    last = each * channels[1] / engine
-    there = max(sum(channels) * each / engine, (transfers - 1) * _TRIGGER_SECONDS + last)
-    there += _TRANSFER_SECONDS - _IDLE_SECONDS
-    columns = hw.partitions / hw.pe_clock
-    return max(WARM_UP, _COLD + int((there - 2 * _COLD * columns) / columns))
 
 
 def _flat_planes(b: Bindings, hw: Hardware) -> int:

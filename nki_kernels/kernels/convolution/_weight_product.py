@@ -98,6 +98,15 @@ def columns_of_banks(channels: int, taps: int, most_chunks: int) -> list[Columns
     return columns
 
 
+def columns_beside(channels: int) -> list[Columns]:
+    """The same for a 1x1 kernel whose channels lie beside each other, so that a bank is filled."""
+    bank = nl.tile_size.psum_bank_fmax
+    columns = []
+    for first in range(0, channels, bank):
+        columns.append(Columns(first, 1, min(bank, channels - first), 0, 1))
+    return columns
+
+
 def tiles_of_columns(columns: list[Columns]) -> list[list[Columns]]:
     """Columns of the same channels of the window together."""
     tiles: list[list[Columns]] = []

@@ -29,7 +29,6 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
     samples,
     supports,
     turns_by_dma,
-    warm_products,
     windows_of,
 )
 from trnx.nki_kernels.kernels.convolution._weight_rows import weight_rows_kernel
@@ -42,6 +41,7 @@ from trnx.nki_kernels.kernels.convolution._weight_shares import (
     part_of_core,
     what_may_be_shared,
 )
+from trnx.nki_kernels.kernels.convolution._weight_start import warm_products
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
@@ -131,7 +131,7 @@ def _by_position(b: Bindings, shared: str, hw: Hardware) -> Launch:
     numbers, is_turned = plan(its, hw), turns_by_dma(its, hw)
     kept = keeps(its, numbers, hw)
     few = is_gradient_static(its, numbers, all(kept), is_turned, hw)
-    products = warm_products(its, numbers[0][6], hw)
+    products = warm_products(its, numbers, is_turned, hw)
     how = (b.groups, groups_together(b, hw), numbers, kept, is_turned, few, products, shared)
     return Launch.of(convolution_weight_gradient_kernel, b, _NAMES, b.weight.shape, *how)
 
