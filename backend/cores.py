@@ -18,32 +18,35 @@ class Choice:
 
 
 def launches_of(kernel: Kernel, b: Bindings, hw: Hardware) -> tuple[Launch, ...]:
-    """The ways to launch a kernel on the cores of `hw`: sharing the work, and on one core where
-    there is a choice. Raises what the kernel's `launch` raises."""
+    """The ways to launch a kernel on the cores of `hw`: those that share the work, and on one core
+    where there is a choice. Raises what the kernel's `launch` raises."""
     shared = kernel.launch(b, hw)
     on_one = getattr(kernel, "launch_on_one", None)
     if shared.cores == 1 or on_one is None:  # a user's `Kernel` need not have it
         return (shared,)
-    return shared, on_one(b, hw)
+    others = getattr(kernel, "other_launches", None)
+    return shared, *(() if others is None else others(b, hw)), on_one(b, hw)
 
 
 def choose(
     launches: Sequence[Launch], cost: Cost, hw: Hardware, seconds: Callable[[Launch], float]
 ) -> Choice:
-    """The faster launch by its predicted `seconds`; the first one where no core alone could read
-    and multiply as fast, and so need not be scheduled."""
-    shared, *alone = launches
-    if not alone:
-        return Choice(shared, _why_alone(shared) if hw.cores > shared.cores else "")
+    """The fastest launch by its predicted `seconds`; the fastest of those that share the work where
+    no core alone could read and multiply as fast, and so need not be scheduled."""
+    if len(launches) == 1:
+        only = launches[0]
+        return Choice(only, _why_alone(only) if hw.cores > only.cores else "")
+    *sharing, alone = launches
+    shared = sharing[0] if len(sharing) == 1 else min(sharing, key=seconds)
     two = seconds(shared)
     least = replace(hw, cores=1).roofline_seconds(cost.matmul_flops, 0, cost.hbm_bytes)
     if two <= least:
         return Choice(shared)
-    one = seconds(alone[0])
+    one = seconds(alone)
     if two <= one:
         return Choice(shared)
     why = f"it takes {one * 1e6:.1f} us, and both would take {two * 1e6:.1f} us"
-    return Choice(alone[0], why)
+    return Choice(alone, why)
 
 
 def _why_alone(launch: Launch) -> str:

@@ -231,6 +231,8 @@ class KernelSpec:
     `kernel` is the `@nki.jit` function; its parameters are named like the bindings, unless `launch`
     computes its arguments (kernel variant, layout flags) from them. A last parameter `cores: int =
     1` is the number of programs that share the work (`kernels/_cores.py`).
+    `other_shares` makes launches in which the cores share other parts of the work than in `launch`;
+    the fastest by schedule is taken.
     `samples(generator)` yields seeded inputs with edge shapes. `fuses`: smaller kernels can do the
     same one after another, and this one is chosen where it is predicted to be faster than they.
     `is_operator`: the reference is operators of torch on sums of products, which take the place of
@@ -246,6 +248,7 @@ class KernelSpec:
     samples: Callable[[torch.Generator], Iterable[Sample]]
     kernel: Any
     launch: Callable[[Bindings, Hardware], Launch] = None  # type: ignore[assignment]  # by name
+    other_shares: Callable[[Bindings, Hardware], Iterable[Launch]] | None = None
     strided: frozenset[str] = frozenset()
     fuses: bool = False
     is_operator: bool = False
@@ -267,6 +270,11 @@ class KernelSpec:
             return
         found = LaunchByName(self.kernel) if given is None else given
         object.__setattr__(self, "launch", LaunchOnCores(found))
+
+    def other_launches(self, b: Bindings, hw: Hardware) -> tuple[Launch, ...]:
+        """Other launches in which the cores share the work."""
+        found = () if self.other_shares is None else self.other_shares(b, hw)
+        return tuple(launch.on(hw.cores, hw.cores) for launch in found)
 
     def launch_on_one(self, b: Bindings, hw: Hardware) -> Launch:
         """The launch in which one core has all the work, of a kernel that knows of cores."""

@@ -167,6 +167,19 @@ def test_the_faster_launch_is_chosen(two: float, one: float, cores: int) -> None
     assert found.reason == ("" if cores == 2 else "it takes 5.0 us, and both would take 9.0 us")
 
 
+@pytest.mark.parametrize(
+    ("times", "chosen"), [((5.0, 4.0, 9.0), 1), ((4.0, 4.0, 9.0), 0), ((5.0, 4.0, 3.0), 2)]
+)
+def test_the_fastest_of_several_shares_is_chosen(times: tuple[float, ...], chosen: int) -> None:
+    spec = kernels()["softmax"]
+    shared = spec.launch(SOFTMAX, TWO)
+    other = replace(shared, unknown_trips=0)
+    launches = shared, other, spec.launch_on_one(SOFTMAX, TWO)
+    found = choose(launches, Cost(), TWO, lambda launch: times[launches.index(launch)] * 1e-6)
+    assert found.launch == launches[chosen]
+    assert found.reason == ("" if chosen < 2 else "it takes 3.0 us, and both would take 4.0 us")
+
+
 def test_one_core_is_not_scheduled_where_it_cannot_be_as_fast() -> None:
     spec = kernels()["softmax"]
     launches = spec.launch(SOFTMAX, TWO), spec.launch_on_one(SOFTMAX, TWO)

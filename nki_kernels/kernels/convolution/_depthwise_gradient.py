@@ -38,6 +38,7 @@ from trnx.nki_kernels.kernels.convolution._strips import (
     window_heights,
 )
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
+from trnx.nki_kernels.kernels.convolution._weight_product import WARM_UP
 from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis, row_axis_of
 
 # Products, at half rate: as long as DMA takes for the first operands.
@@ -134,7 +135,7 @@ def depthwise_gradient_kernel(
             some = nl.ds(first, end - first)
             weight_gradient(
                 out[some], (dense[:, some], window[:, some]), (end - first, together), numbers,
-                (keeps, False, is_static), 0, False,
+                (keeps, False, is_static, WARM_UP), 0, False,
             )  # fmt: skip
     return out
 

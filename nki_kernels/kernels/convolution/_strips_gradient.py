@@ -32,7 +32,11 @@ from trnx.nki_kernels.kernels.convolution._strips import (
     window_heights,
 )
 from trnx.nki_kernels.kernels.convolution._weight_gradient import weight_gradient
-from trnx.nki_kernels.kernels.convolution._weight_product import copy_out, sum_of_sides
+from trnx.nki_kernels.kernels.convolution._weight_product import (
+    WARM_UP,
+    copy_out,
+    sum_of_sides,
+)
 from trnx.nki_kernels.kernels.convolution._weight_rows import (
     RowAxis,
     columns_of,
@@ -121,8 +125,8 @@ def strips_gradient_kernel(
         for _ in nl.dynamic_range(_gradient(out, dense, window, both, cut, (first, end))):
             some = nl.ds(first, end - first)
             weight_gradient(
-                out[:, some], (dense, window[:, some]), (1, 1), numbers, (keeps, False, is_static),
-                0, False,
+                out[:, some], (dense, window[:, some]), (1, 1), numbers,
+                (keeps, False, is_static, WARM_UP), 0, False,
             )  # fmt: skip
     return out
 

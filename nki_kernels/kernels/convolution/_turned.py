@@ -19,6 +19,8 @@ _QUADRANT = 32
 # Bytes of a partition for the whole chunks of all images, with which TensorE has the time for the
 # last positions while DMA transposes the chunks.
 _LEAST_BYTES, _MOST_BYTES = 4096, 8192
+# Of a partition, that DMA transposes in the time of a trigger.
+_TRIGGER_BYTES = 1536
 # Whose last positions come with one transfer.
 _IMAGES = 2
 
@@ -47,8 +49,30 @@ def splits_images(images: int, positions: int, channels: int, lanes: int) -> boo
     return positions % lanes > 0 and nbytes > _LEAST_BYTES and nbytes <= _MOST_BYTES
 
 
+def cuts_last(images: int, block: int, positions: int, channels: int) -> bool:
+    """Whether the last image of the last `block` had better come in two: where all transfers of
+    both operands, of so many `channels`, take longer than their triggers.
+    """
+    chunks = positions // nl.tile_size.pmax
+    each = 2 if chunks * nl.tile_size.pmax == positions else 4
+    triggers = (images + block - 1) // block * each + (4 if block > 1 else 2)
+    is_turned_alone = stacked_images(positions) == 1 and block < images
+    return is_turned_alone and images * chunks * channels * 2 >= triggers * _TRIGGER_BYTES
+
+
+def _pieces(images: int, chunks: int, is_last: bool) -> list[tuple[int, int, int, int]]:
+    """Images `first .. end`, and chunks of their positions, that are transposed by one transfer: of
+    all of a block, but that the last image comes in two where it `is_last`.
+    """
+    half = (chunks + 1) // 2
+    if not is_last or half == chunks:
+        return [(0, images, 0, chunks)]
+    last = [(images - 1, images, 0, half), (images - 1, images, half, chunks)]
+    return last if images == 1 else [(0, images - 1, 0, chunks)] + last
+
+
 def load_turned(
-    sources: list[nl.NkiTensor], is_split: bool, is_static: bool
+    sources: list[nl.NkiTensor], is_split: bool, turn: int, is_last: bool, is_static: bool
 ) -> list[list[nl.NkiTensor]]:
     """For each `source[channels, images, rows, columns]`, which have the same images: tiles `[128,
     images, chunks, channels]`, and `[positions, images, 1, channels]` where an image has a last
@@ -84,23 +108,37 @@ def load_turned(
                     nisa.dma_transpose(dst=target, src=part, axes=(3, 1, 2, 0))
             first = max(first, end)
         return found
-    for index in range(len(sources)):
-        if stacked_images(positions) > 1:
-            found[index].append(_load_stacked(sources[index].flatten_dims(2, 3)))
-        elif full > 0:
-            source = sources[index].flatten_dims(2, 3)
-            shape = (pmax, images, full, source.shape[0])
-            tile = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
-            part = source[:, :, 0 : full * pmax].reshape_dim(2, (full, pmax))
-            nisa.dma_transpose(dst=tile, src=part, axes=(3, 1, 2, 0))
-            found[index].append(tile)
-    if stacked_images(positions) == 1 and full * pmax < positions:
+    if stacked_images(positions) > 1:
         for index in range(len(sources)):
-            rest = sources[index].flatten_dims(2, 3)[:, :, full * pmax : positions]
-            shape = (rest.shape[2], images, 1, rest.shape[0])
-            tile = nl.ndarray(shape, dtype=rest.dtype, buffer=nl.sbuf)
-            nisa.dma_transpose(dst=tile[:, :, 0, :], src=rest, axes=(2, 1, 0))
-            found[index].append(tile)
+            found[index].append(_load_stacked(sources[index].flatten_dims(2, 3)))
+        return found
+    for index in range(len(sources)):
+        source = sources[index]
+        if full > 0:
+            shape = (pmax, images, full, source.shape[0])
+            found[index].append(nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf))
+        if full * pmax < positions:
+            few = positions - full * pmax
+            place = place_of(few, turn)
+            shape = (place + few, images, 1, source.shape[0])
+            rest = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
+            found[index].append(rest[nl.ds(place, few)])
+    pieces = _pieces(images, full, is_last)
+    for number in range(len(pieces)):
+        begin, end, first, last = pieces[number]
+        for index in range(len(sources)):
+            if full > 0:
+                source = sources[index].flatten_dims(2, 3)
+                part = source[:, begin:end, first * pmax : last * pmax]
+                part = part.reshape_dim(2, (last - first, pmax))
+                target = found[index][0][:, begin:end, first:last]
+                nisa.dma_transpose(dst=target, src=part, axes=(3, 1, 2, 0))
+        if number == max(0, len(pieces) - 2) and full * pmax < positions:
+            # Behind which whole chunks come, of more DMA engines.
+            for index in range(len(sources)):
+                rest = sources[index].flatten_dims(2, 3)[:, :, full * pmax : positions]
+                target = found[index][-1][:, :, 0, :]
+                nisa.dma_transpose(dst=target, src=rest, axes=(2, 1, 0))
     return found
 
 
@@ -209,7 +247,7 @@ def turned_part(tiles: list[nl.NkiTensor], place: Place) -> nl.NkiTensor:
     return tiles[0][:, image, place.starts[2] // nl.tile_size.pmax, :]
 
 
-def turned_places(images: int, positions: int, is_split: bool) -> list[Place]:
+def turned_places(images: int, positions: int, is_split: bool, is_last: bool) -> list[Place]:
     """The places of a block of so many images: parts of one, or groups of them. Whole chunks come
     first: TensorE starts faster with all rows of its array (docs/timing.md); but where the images
     are split they are there last.
@@ -222,13 +260,20 @@ def turned_places(images: int, positions: int, is_split: bool) -> list[Place]:
             places.append(Place((first // some, 0, 0), (1, 1, lanes), 1, len(places)))
         return places
     pmax = nl.tile_size.pmax
-    full = positions // pmax * pmax
-    for part in range(2):
-        is_last = (part == 0) == is_split
-        begin = full if is_last else 0
-        end = positions if is_last else full
-        for image in range(images):
-            for start in range(begin, end, pmax):
-                counts = (1, 1, min(pmax, end - start))
-                places.append(Place((image, 0, start), counts, 1, len(places)))
+    full = positions // pmax
+    pieces = _pieces(images, full, is_last and not is_split)
+    where: list[tuple[int, int, int, int]] = []
+    if is_split:
+        where.append((0, images, full, full + 1))
+    for number in range(len(pieces)):
+        where.append(pieces[number])
+        if number == max(0, len(pieces) - 2) and not is_split:
+            where.append((0, images, full, full + 1))
+    for first, last, begin, end in where:
+        for image in range(first, last):
+            for chunk in range(begin, end):
+                count = min(pmax, positions - chunk * pmax)
+                if count > 0:
+                    start = (image, 0, chunk * pmax)
+                    places.append(Place(start, (1, 1, count), 1, len(places)))
     return places

@@ -9,7 +9,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
-from trnx.nki_kernels.kernels.convolution._turned import splits_images
+from trnx.nki_kernels.kernels.convolution._turned import cuts_last, splits_images
 from trnx.nki_kernels.kernels.convolution._views import volumes_of
 from trnx.nki_kernels.kernels.convolution._weight_halves import (
     Half,
@@ -31,6 +31,7 @@ from trnx.nki_kernels.kernels.convolution._weight_operands import (
     Work,
     add_segments,
     gradient_of,
+    is_last_block,
     left_of,
     load_both,
     load_gradient,
@@ -44,14 +45,13 @@ from trnx.nki_kernels.kernels.convolution._weight_product import (
     Columns,
     WindowAxis,
     axis_of,
+    columns_beside,
     columns_of_banks,
     is_inside,
     tiles_of_columns,
 )
 from trnx.nki_kernels.kernels.convolution._weight_sums import multiply, multiply_last, results_of
 
-# Products, at half rate: as long as DMA takes for the first operands.
-_WARM_UP = 18
 # Positions whose transposes are made before the products of the first of them.
 _AHEAD = 6
 
@@ -61,7 +61,7 @@ def weight_gradient(
     tensors: tuple[nl.NkiTensor, nl.NkiTensor],
     groups: tuple[int, int],
     numbers: tuple[tuple[int, ...], ...],
-    how: tuple[tuple[bool, bool], bool, bool],
+    how: tuple[tuple[bool, bool], bool, bool, int],
     cores: int,
     by_images: bool,
 ) -> None:
@@ -91,7 +91,7 @@ def weight_gradient(
     rows = out.shape[0] // count
     waiting: list[Ready] = []
     is_flat = taps == 1 and is_inside(axes)
-    warm_up(_WARM_UP)
+    warm_up(how[3])
     masks = [] if is_flat else _masks(axes)
     for group in range(0, count, together):
         some = min(together, count - group)
@@ -118,7 +118,7 @@ def _masks(axes: tuple[WindowAxis, ...]) -> list[Mask]:
     for plane in range(0, axes[0].out, axes[0].block):
         for row in range(0, axes[1].out, axes[1].block):
             firsts = (plane, row, 0)
-            note_reaches(axes, places_of(axes, firsts, False, False, False), firsts, noted)
+            note_reaches(axes, places_of(axes, firsts, False, False, False, False), firsts, noted)
     return make_masks(noted)
 
 
@@ -127,7 +127,7 @@ def _gradient(
     grads: list[nl.NkiTensor],
     windows: list[nl.NkiTensor],
     axes: tuple[WindowAxis, ...],
-    how: tuple[tuple[bool, bool], bool, bool],
+    how: tuple[tuple[bool, bool], bool, bool, int],
     groups: int,
     turn: tuple[int, int, int],
     waiting: list[Ready],
@@ -150,6 +150,8 @@ def _gradient(
         # The channels of the window for all cores.
         most_chunks = max(1, (out.shape[1] + pmax * turn[2] - 1) // (pmax * turn[2]))
     tiles = tiles_of_columns(columns_of_banks(out.shape[1] * groups, taps, most_chunks))
+    if how[1] and turn[1] >= turn[2]:
+        tiles = tiles_of_columns(columns_beside(out.shape[1] * groups))
     is_split = how[1] and axes[0].block >= axes[0].out
     if is_split:
         widest = max(out.shape[0], out.shape[1] * groups)
@@ -170,6 +172,11 @@ def _gradient(
         while turn[1] * len(tiles) * pieces % turn[2] > 0 and pieces < chunks:
             pieces = pieces + 1
         each = (chunks + pieces - 1) // pieces * pmax
+    width = tiles[0][0].chunks * tiles[0][0].lanes
+    is_cut = how[1] and not is_split
+    if is_cut:
+        both = min(each, out.shape[0]) + width
+        is_cut = cuts_last(axes[0].out, axes[0].block, axes[1].out * axes[2].out, both)
     kept: list[list[list[Variant]]] = []
     for _ in range(0, out.shape[0], each):
         kept.append([])
@@ -207,7 +214,7 @@ def _gradient(
             is_last = begin + some >= len(columns)
             again = kept[first // each]
             work = Work(
-                out, groups, axes, first, channels, its, is_flat, how[1], is_split, how[2],
+                out, groups, axes, first, channels, its, is_flat, how[1], is_split, is_cut, how[2],
                 is_first, is_last, keeps, again, held, masks, results, banks, blocks, shared[1],
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
@@ -243,7 +250,10 @@ def _sum_positions(
         for plane in range(0, axes[0].out, axes[0].block):
             for row in range(0, axes[1].out, axes[1].block):
                 firsts = (plane, row, 0)
-                places = places_of(axes, firsts, work.is_flat, work.is_turned, work.is_split)
+                is_last = work.is_cut and is_last_block(axes[0], plane)
+                places = places_of(
+                    axes, firsts, work.is_flat, work.is_turned, work.is_split, is_last
+                )
                 its = windows_of_block(work, block, len(places))
                 block = block + 1
                 # Loaded where something is not kept.
@@ -254,7 +264,7 @@ def _sum_positions(
                     other = []
                     if its[0] is None:
                         other.append(window_of(windows[volume], work.columns[0], axes, firsts))
-                    tiles, tile = load_both(source, other, work)
+                    tiles, tile = load_both(source, other, work, block, is_last)
                 for place in places:
                     if number >= len(work.kept) and len(tiles) == 0:
                         tiles = load_gradient(grad, axes, firsts, work)

@@ -95,6 +95,9 @@ def _turned_images(b: Bindings, hw: Hardware) -> int:
     if splits_images(axes[0].out, positions, channels, hw.partitions):
         return axes[0].out
     some = max(1, hw.partitions // positions)  # on the partitions at once
+    if some > 1:
+        # Of a pass: transfers of fewer images would take less time than their triggers.
+        channels = min(channels, float32_per_bank(hw))
     each = int(max(1, positions // hw.partitions) * channels * b.x.dtype.itemsize)
     groups = -(-axes[0].out // some)
     most = groups if groups * each <= _BLOCK_BYTES else -(-groups // 2)

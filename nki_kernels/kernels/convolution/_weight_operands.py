@@ -69,6 +69,7 @@ class Work(NamedTuple):
     is_flat: bool
     is_turned: bool
     is_split: bool
+    is_cut: bool
     is_static: bool
     is_first: bool
     is_last: bool
@@ -110,16 +111,21 @@ def windows_of_block(work: Work, block: int, places: int) -> Windows:
     return found
 
 
+def is_last_block(axis: WindowAxis, first: int) -> bool:
+    """Whether the block that begins with image `first` is the last one of several."""
+    return first > 0 and first + axis.block >= axis.out
+
+
 def load_both(
-    gradient: list[nl.NkiTensor], window: list[nl.NkiTensor], work: Work
+    gradient: list[nl.NkiTensor], window: list[nl.NkiTensor], work: Work, turn: int, is_last: bool
 ) -> tuple[list[nl.NkiTensor], list[nl.NkiTensor]]:
     """The transposes of a block's gradient and of its window, none where the list is empty. The
     larger ones come first, as products wait for both.
     """
     if len(gradient) > 0 and len(window) > 0 and window[0].shape[0] > gradient[0].shape[0]:
-        loaded = load_turned([window[0], gradient[0]], work.is_split, work.is_static)
+        loaded = load_turned([window[0], gradient[0]], work.is_split, turn, is_last, work.is_static)
         return loaded[1], loaded[0]
-    loaded = load_turned(gradient + window, work.is_split, work.is_static)
+    loaded = load_turned(gradient + window, work.is_split, turn, is_last, work.is_static)
     if len(gradient) == 0:
         loaded.insert(0, [])
     if len(window) == 0:
@@ -173,13 +179,14 @@ def places_of(
     is_flat: bool,
     is_turned: bool,
     is_split: bool,
+    is_last: bool,
 ) -> list[Place]:
-    """The places of a block."""
+    """The places of a block; `is_last` as in `load_turned`."""
     planes = min(axes[0].block, axes[0].out - firsts[0])
     rows = min(axes[1].block, axes[1].out - firsts[1])
     places: list[Place] = []
     if is_turned:
-        return turned_places(planes, rows * axes[2].out, is_split)
+        return turned_places(planes, rows * axes[2].out, is_split, is_last)
     if is_flat:
         positions = planes * rows * axes[2].out
         for first in range(0, positions, nl.tile_size.pmax):

@@ -20,6 +20,8 @@ from trnx.nki_kernels.kernels.convolution._loads import load
 
 # Of the eight banks of PSUM: the others take transposes, or the sums of the pass before.
 BANKS, OVERLAPPING_BANKS = 6, 3
+# Products, at half rate: as long as DMA takes for the first operands, at least.
+WARM_UP = 18
 # Columns of the array, below all of them, that products have which run side by side.
 TILES = (32, 64)
 # Bytes of a row below which its descriptor takes much longer than its bytes.
@@ -93,6 +95,15 @@ def columns_of_banks(channels: int, taps: int, most_chunks: int) -> list[Columns
         for tap in range(0, taps, some):
             columns.append(Columns(first, chunks, count, tap, min(some, taps - tap)))
         first = first + count * chunks
+    return columns
+
+
+def columns_beside(channels: int) -> list[Columns]:
+    """The same for a 1x1 kernel whose channels lie beside each other, so that a bank is filled."""
+    bank = nl.tile_size.psum_bank_fmax
+    columns = []
+    for first in range(0, channels, bank):
+        columns.append(Columns(first, 1, min(bank, channels - first), 0, 1))
     return columns
 
 

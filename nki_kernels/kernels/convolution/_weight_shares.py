@@ -21,16 +21,20 @@ _SUMS_BYTES = 49152
 _EXCHANGE_SECONDS = 2e-6
 # The part of loads or products that does not overlap with the others, by schedule.
 _APART = 0.4
+# Times the least estimate: beyond that another way is not worth a schedule.
+_NEAR = 1.25
 
 
-def what_is_shared(b: Bindings, hw: Hardware) -> str:
-    """That by which a core is done first."""
+def what_may_be_shared(b: Bindings, hw: Hardware) -> list[str]:
+    """First that by which a core is done first by estimate, then others that are near to it."""
     if hw.cores == 1 or b.groups > 1:
-        return PASSES
+        return [PASSES]
     ways = [WINDOW, GRADIENT]
     if b.x.shape[0] >= hw.cores and _sums_bytes(b, hw) <= _SUMS_BYTES:
         ways.append(IMAGES)
-    return min(ways, key=lambda way: _seconds(b, way, hw))
+    seconds = {way: _seconds(b, way, hw) for way in ways}
+    least = min(seconds.values())
+    return sorted((way for way in ways if seconds[way] <= _NEAR * least), key=seconds.__getitem__)
 
 
 def part_of_core(b: Bindings, way: str, hw: Hardware) -> Bindings:

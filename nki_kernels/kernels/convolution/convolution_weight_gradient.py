@@ -36,15 +36,17 @@ from trnx.nki_kernels.kernels.convolution._weight_rows_host import rows_plan
 from trnx.nki_kernels.kernels.convolution._weight_shares import (
     GRADIENT,
     IMAGES,
-    PASSES,
     UNIT,
     WINDOW,
     part_of_core,
-    what_is_shared,
+    what_may_be_shared,
 )
+from trnx.nki_kernels.kernels.convolution._weight_start import warm_products
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
 from trnx.simulator.hardware import Hardware
+
+_NAMES = ("grad", "x", "transposed")
 
 
 @nki.jit
@@ -59,17 +61,18 @@ def convolution_weight_gradient_kernel(
     keeps: tuple[bool, bool],
     is_turned: bool,
     is_static: bool,
+    products: int,
     shared: str,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """grad and x `[N, C, ...]` -> `shape`, that of the weight. `together` groups are one product,
     of which the blocks on the diagonal are wanted. `is_turned`: DMA transposes. `is_static`:
-    descriptors are made before the run (nki-dge.rst). `cores` share what is `shared`
-    (`_weight_shares.py`).
+    descriptors are made before the run (nki-dge.rst). `products` keep TensorE busy until the first
+    operands are there. `cores` share what is `shared` (`_weight_shares.py`).
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tensors = (x, grad) if transposed else (grad, x)
-    how = (keeps, is_turned, is_static)
+    how = (keeps, is_turned, is_static, products)
     if shared in (WINDOW, GRADIENT):
         axis = 1 if shared == WINDOW else 0
         first, end = share_of(shape[axis], cores, UNIT)
@@ -88,35 +91,49 @@ def convolution_weight_gradient_kernel(
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the weight, and how groups and positions are blocked."""
-    names = ("grad", "x", "transposed")
+    found = _without_transposes(b, hw)
+    return _by_position(b, what_may_be_shared(b, hw)[0], hw) if found is None else found
+
+
+def other_shares(b: Bindings, hw: Hardware) -> list[Launch]:
+    """Those of other parts of the work that may be as fast."""
+    if _without_transposes(b, hw) is not None:
+        return []
+    return [_by_position(b, shared, hw) for shared in what_may_be_shared(b, hw)[1:]]
+
+
+def _without_transposes(b: Bindings, hw: Hardware) -> Launch | None:
+    """By rows or strips of images; None where other ways are faster, or the only ones."""
     if (rows := rows_plan(b, windows_of(b), hw)) is not None:
         is_turned, axes = rows
-        numbers = tuple(tuple(axis) for axis in axes)
-        return Launch.of(weight_rows_kernel, b, names, b.weight.shape, is_turned, numbers)
+        given = tuple(tuple(axis) for axis in axes)
+        return Launch.of(weight_rows_kernel, b, _NAMES, b.weight.shape, is_turned, given)
     numbers = plan(b, hw)
-    together = groups_together(b, hw)
-    kernel = convolution_weight_gradient_kernel
-    kept, is_turned = keeps(b, numbers, hw), turns_by_dma(b, hw)
-    few = is_gradient_static(b, numbers, all(kept), is_turned, hw)
+    kept = keeps(b, numbers, hw)
+    few = is_gradient_static(b, numbers, all(kept), turns_by_dma(b, hw), hw)
     if (found := strips_plan(b, windows_of(b), hw)) is not None:
         both, strips = found
         how = (tuple(tuple(axis) for axis in both), (*strips[:6], int(strips.is_static)))
-        rest = (together, numbers, kept, few)
-        launch = Launch.of(depthwise_gradient_kernel, b, names, b.weight.shape, *how, *rest)
+        rest = (groups_together(b, hw), numbers, kept, few)
+        launch = Launch.of(depthwise_gradient_kernel, b, _NAMES, b.weight.shape, *how, *rest)
         return replace(launch, unknown_trips=0)
     if (cut := cut_plan(b, windows_of(b), hw)) is not None:
         fields = tuple(tuple(axis) for axis in cut[0])
         parts = tuple(int(part) for part in cut[1])
         more = (b.weight.shape, fields, parts, numbers, kept, few)
-        return replace(Launch.of(strips_gradient_kernel, b, names, *more), unknown_trips=0)
-    shared = what_is_shared(b, hw)
-    if shared != PASSES:
-        its = part_of_core(b, shared, hw)
-        numbers, is_turned = plan(its, hw), turns_by_dma(its, hw)
-        kept = keeps(its, numbers, hw)
-        few = is_gradient_static(its, numbers, all(kept), is_turned, hw)
-    plain = (b.groups, together, numbers, kept, is_turned, few, shared)
-    return Launch.of(kernel, b, names, b.weight.shape, *plain)
+        return replace(Launch.of(strips_gradient_kernel, b, _NAMES, *more), unknown_trips=0)
+    return None
+
+
+def _by_position(b: Bindings, shared: str, hw: Hardware) -> Launch:
+    """Position by position; cores share what is `shared`."""
+    its = part_of_core(b, shared, hw)
+    numbers, is_turned = plan(its, hw), turns_by_dma(its, hw)
+    kept = keeps(its, numbers, hw)
+    few = is_gradient_static(its, numbers, all(kept), is_turned, hw)
+    products = warm_products(its, numbers, is_turned, hw)
+    how = (b.groups, groups_together(b, hw), numbers, kept, is_turned, few, products, shared)
+    return Launch.of(convolution_weight_gradient_kernel, b, _NAMES, b.weight.shape, *how)
 
 
 register(
@@ -129,6 +146,7 @@ register(
         samples=samples,
         kernel=convolution_weight_gradient_kernel,
         launch=launch,
+        other_shares=other_shares,
         is_operator=True,
     )
 )

@@ -9,7 +9,9 @@ from unittest import mock
 import pytest
 import torch
 
+from trnx.backend.cores import launches_of
 from trnx.backend.kernel_samples import difference, operands, samples_of
+from trnx.backend.prediction import PREDICTIONS
 from trnx.backend.programs import traced
 from trnx.nki_kernels.registry import kernels
 from trnx.nki_kernels.spec import Bindings, Launch, Sample
@@ -48,14 +50,14 @@ _NUMBERS = range(len(list(samples_of(SPEC, TRN2))))
 @pytest.mark.parametrize("way", ["images", "window", "gradient"])
 @pytest.mark.parametrize("number", _NUMBERS)
 def test_a_sample(number: int, way: str) -> None:
-    chosen = _host()["what_is_shared"]
+    chosen = _host()["what_may_be_shared"]
 
-    def what(b: Bindings, hw: Hardware) -> str:
+    def what(b: Bindings, hw: Hardware) -> list[str]:
         is_one = b.x.shape[0] < hw.cores and way == "images"
-        found: str = chosen(b, hw)
-        return found if found == "passes" or is_one else way
+        found: list[str] = chosen(b, hw)
+        return found if found == ["passes"] or is_one else [way]
 
-    with mock.patch.dict(_host(), what_is_shared=what):
+    with mock.patch.dict(_host(), what_may_be_shared=what):
         sample, launch = list(samples_of(SPEC, TWO))[number]
     assert not isinstance(launch, Reject)
     if _shared(launch) != way:
@@ -91,6 +93,20 @@ def _bindings(images: int, channels: int, out_channels: int, size: int) -> Bindi
 def test_what_is_shared(shape: tuple[int, int, int, int], expected: str) -> None:
     assert _shared(SPEC.launch(_bindings(*shape), TWO)) == expected
     assert SPEC.launch(_bindings(*shape), TRN2).arguments[-1] == "passes"
+
+
+def test_what_is_near_is_scheduled_too() -> None:
+    """The kernel's own estimate takes the fewest bytes, and a core is done first with others."""
+    b = _bindings(8, 512, 2048, 7)
+    launches = launches_of(SPEC, b, TWO)
+    assert [_shared(launch) for launch in launches] == ["gradient", "window", ""]
+    assert [launch.cores for launch in launches] == [2, 2, 1]
+    assert _shared(PREDICTIONS.launch(SPEC, b, TWO)) == "window"
+
+
+def test_what_takes_much_longer_is_not_scheduled() -> None:
+    launches = launches_of(SPEC, _bindings(8, 72, 200, 60), TWO)
+    assert [launch.cores for launch in launches] == [2, 1]
 
 
 @pytest.mark.parametrize(
