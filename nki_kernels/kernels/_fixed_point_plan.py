@@ -13,10 +13,10 @@ TensorE 1.7 at half rate (the other half); 2.1 for each of the first three where
 Load and store are 2.7 of DMA, a plain scan in float32, whose errors are 29 to 58 times eager's
 (`scripts/bench/versus_aws.py --rows cumsum`), 1.04 of VectorE. 1024x4096 has 32,768 such elements:
 87 us of DMA; with 3 us until the first elements can be used and 3 behind the last results it cannot
-end before 93 us, and ends at 93.1 (the plain scan: 88.8). 128x2048 has 2,048: 2.4 us until the first, 2.4 behind the
-last results; between these each piece goes through five instructions one after the other. TensorE,
-at its full rate from the start, adds up the results of the first pieces, so that VectorE has 5 us
-of work in these 7; it ends at 11.8 (the plain scan: 11.1).
+end before 93 us, and ends at 93.1 (the plain scan: 88.8). 128x2048 has 2,048: 2.4 us until the
+first, 2.4 behind the last results; between these each piece goes through five instructions one
+after the other. TensorE, at its full rate from the start, adds up the results of the first pieces,
+so that VectorE has 5 us of work in these 7; it ends at 11.8 (the plain scan: 11.1).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def bound(
 
 
 def bound_all(chunk: Chunk, scales: list[Any], sums: list[Any], c: int) -> None:
-    """What chunk `c` rounds by, where that is a power of two: of the bound of its sums, which are the
+    """What chunk `c` rounds by, where that is a power of two: that of the bound of its sums, the
     magnitudes of its epoch and the one before, and the sum before these."""
     own = scales[c]
     if chunk.before >= 0:
