@@ -1,8 +1,4 @@
-"""The small instructions of `_fixed_point_sums.py`: grids of chunks, and the sums before them.
-
-They have two tiles each: those of one tile run in a fast mode of VectorE, for which the bus that
-GpSimd uses must be free (trainium2_arch.rst).
-"""
+"""The small instructions of `_fixed_point_sums.py`: grids of chunks, and the sums before them."""
 
 from __future__ import annotations
 
@@ -11,14 +7,15 @@ from typing import Any, NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._fixed_point_plan import Chunk, moves
+from trnx.nki_kernels.kernels._fixed_point_steps import Chunk, moves
 
 _JUNK = 2048  # the longest piece
-# Magnitudes are below 16 / 17 of that of `lift`, more than half of the scaled bound: room for what
-# rounding adds to them. The finest grid is 2^-24 times that.
+# `lift` is `_SCALE` times a bound of the sums: 24 bits hold any sum on the grid, with room for what
+# rounding adds.
 _SCALE = 2.125
 _EXPONENT = 255 * 2**23  # the bits of the exponent of float32
 _SIGN = -(2**31)
+_LARGEST = 2.0**127  # of lifts to which such sums can be added
 
 
 class Constants(NamedTuple):
@@ -32,12 +29,13 @@ class Constants(NamedTuple):
 
 class Scales(NamedTuple):
     """Of a chunk, columns: the scaled sum of magnitudes since the epoch began; the bound of the
-    sums, scaled; its power of two, negated, to which what is added is rounded, twice and once; and
-    that or, where what was left is moved, with it."""
+    sums, scaled; what is added is rounded by `lift`: that or, in long rows, which need the finer
+    grid, its power of two, negated (`lifts` has it twice); and `lift` or, where what was left is
+    moved, with it."""
 
     magnitudes: nl.NkiTensor
     bound: nl.NkiTensor
-    lifts: nl.NkiTensor
+    lifts: Any
     lift: nl.NkiTensor
     moved: nl.NkiTensor
 
@@ -64,19 +62,22 @@ def constants(chunks: int) -> Constants:
 def scales_of(p: int, c: int, chunk: Chunk, given: Constants) -> Scales:
     """The columns of chunk `c` on `p` partitions."""
     bound = given.bounds[0:p, c : c + 1]
-    lifts = nl.ndarray((p, 2), dtype=nl.int32, buffer=nl.sbuf)
-    lift = lifts[:, 0:1].view(nl.float32)
+    lift, lifts, magnitudes = bound, None, bound
+    if chunk.in_powers == 1:
+        lifts = nl.ndarray((p, 2), dtype=nl.int32, buffer=nl.sbuf)
+        lift = lifts[:, 0:1].view(nl.float32)
+        magnitudes = bound if chunk.before < 0 else _column(p)
     return Scales(
-        magnitudes=bound if chunk.before < 0 else _column(p, nl.float32),
+        magnitudes=magnitudes,
         bound=bound,
         lifts=lifts,
         lift=lift,
-        moved=_column(p, nl.float32) if moves(chunk) else lift,
+        moved=_column(p) if moves(chunk) else lift,
     )
 
 
-def _column(p: int, dtype: str) -> nl.NkiTensor:
-    return nl.ndarray((p, 1), dtype=dtype, buffer=nl.sbuf)
+def _column(p: int) -> nl.NkiTensor:
+    return nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
 
 
 def bound(
@@ -92,17 +93,16 @@ def bound(
     )  # fmt: skip
 
 
-def unit(chunk: Chunk, scales: list[Any], sums: list[Any], c: int) -> None:
-    """What chunk `c` rounds to: the sums are bounded by the magnitudes of its epoch and the one
-    before, and the sum before these."""
+def bound_all(chunk: Chunk, scales: list[Any], sums: list[Any], c: int) -> None:
+    """What chunk `c` rounds by, where that is a power of two: that of the bound of its sums, the
+    magnitudes of its epoch and the one before, and the sum before these."""
     own = scales[c]
-    p = own.bound.shape[0]
     if chunk.before >= 0:
         last = scales[chunk.before].magnitudes
         nisa.tensor_tensor(dst=own.bound, data1=own.magnitudes, data2=last, op=nl.add)
     if chunk.long_before >= 0:
         before = last_of(sums[chunk.long_before].rounded)
-        magnitude = _column(p, nl.float32)
+        magnitude = _column(own.bound.shape[0])
         nisa.scalar_tensor_tensor(
             dst=magnitude, data=before, op0=nl.multiply, operand0=-1.0, op1=nl.maximum,
             operand1=before,
@@ -111,18 +111,25 @@ def unit(chunk: Chunk, scales: list[Any], sums: list[Any], c: int) -> None:
             dst=own.bound, data=magnitude, op0=nl.multiply, operand0=_SCALE, op1=nl.add,
             operand1=own.bound,
         )  # fmt: skip
-    twice = own.bound.view(nl.int32).broadcast(1, 2)  # no fast mode
+    twice = own.bound.view(nl.int32).broadcast(1, 2)  # no fast mode: GpSimd may have the bus
     nisa.tensor_scalar(
         dst=own.lifts, data=twice, op0=nl.bitwise_and, operand0=_EXPONENT, op1=nl.bitwise_or,
         operand1=_SIGN,
     )  # fmt: skip
 
 
+def good_ones(given: Constants) -> nl.NkiTensor:
+    """1 where a bound is small enough, else 0, in bfloat16."""
+    good = nl.ndarray(given.bounds.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=good, data=given.bounds, op0=nl.less, operand0=_LARGEST)
+    return good
+
+
 def move(scales: list[Any], sums: list[Any], c: int) -> None:
     """What the chunk before last left, without what the last one moved of it, on the grid of chunk
     `c`."""
     own, last, left = scales[c], scales[c - 1], last_of(sums[c - 2].left)
-    rest = _column(left.shape[0], nl.float32)
+    rest = _column(left.shape[0])
     nisa.scalar_tensor_tensor(
         dst=rest, data=left, op0=nl.subtract, operand0=last.moved, op1=nl.add,
         operand1=last.lift,
