@@ -5,6 +5,10 @@ takes a DMA engine the time of a descriptor, and two adjacent channels are one r
 holds channels `2p` and `2p + 1` of 256 input channels, which are two contractions, and of 256
 output channels, which are two banks. DMA transposes weights in pairs of neighbours, as elements of
 four bytes.
+
+So it does for kernels of two columns that do not overlap, whose kernel positions are adjacent in
+memory: partition p holds a channel and kernel row, the input from that row on, and the two columns
+are two contractions.
 """
 
 from __future__ import annotations
@@ -45,13 +49,13 @@ class Part(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What products take, for each part of the contraction: the input `[lanes, images, channels of
-    a partition, positions]`, and the weights `[lanes, output channels, channels of a partition]`;
-    and the first one of the output channels.
+    """What products take, for each part of the contraction: the inputs `[lanes, images, rows,
+    columns]` of each channel, or kernel column, of a partition; the weights `[lanes, output
+    channels, channels of a partition]`; and the first one of the output channels.
     """
 
     deep: list[Part]
-    inputs: list[nl.NkiTensor]
+    inputs: list[list[nl.NkiTensor]]
     weights: list[nl.NkiTensor]
     first: int
 
@@ -72,7 +76,7 @@ def pointwise_kernel(
     cores: int = 1,
 ) -> nl.NkiTensor:
     """As `convolution_kernel`, without a residual, of one group. `together`: output channels whose
-    sums are in PSUM at once. `cores` share output channels.
+    sums are in PSUM at once. `cores` share output channels. A kernel of two columns has its stride.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     norm = None
@@ -84,7 +88,7 @@ def pointwise_kernel(
     warm_up(_WARM_UP)
     ready = _load_all(x, weight, (first, end), together)
     for begin in range(first, end, together):
-        parts = parts_of(begin, min(end, begin + together))
+        parts = parts_of(begin, min(end, begin + together), False)
         banks = _multiply(ready, parts)
         for index in range(len(parts)):
             columns = _columns_of(bias, norm, parts[index], shape[1])
@@ -92,13 +96,15 @@ def pointwise_kernel(
     return out
 
 
-def parts_of(first: int, end: int) -> list[Part]:
-    """Channels `first .. end`, those that are no more than partitions one on each."""
+def parts_of(first: int, end: int, are_pairs: bool) -> list[Part]:
+    """Channels `first .. end`, those that are no more than partitions one on each, unless all
+    `are_pairs`.
+    """
     pmax = nl.tile_size.pmax
     parts: list[Part] = []
     for begin in range(first, end, _PAIR * pmax):
         count = min(_PAIR * pmax, end - begin)
-        each = _PAIR if count > pmax else 1
+        each = _PAIR if are_pairs or count > pmax else 1
         parts.append(Part(begin, count // each, each))
     return parts
 
@@ -127,16 +133,15 @@ def _load_all(x: nl.NkiTensor, weight: nl.NkiTensor, outs: tuple[int, int], toge
     take comes first, part by part of the contraction, by both rings.
     """
     first, end = outs
-    ready = Ready(parts_of(0, x.shape[1]), [], [], first)
+    is_patch = weight.shape[3] > 1
+    depth = weight.shape[1] * weight.shape[2] * weight.shape[3]
+    ready = Ready(parts_of(0, depth, is_patch), [], [], first)
     until = min(end, first + together)
     for part in ready.deep:
         tile = nl.ndarray((part.lanes, end - first, part.each), dtype=weight.dtype, buffer=nl.sbuf)
         _turn(tile[:, 0 : until - first], weight, part, first, until)
         ready.weights.append(tile)
-        source = _runs(x, part)
-        data = nl.ndarray(source.shape, dtype=x.dtype, buffer=nl.sbuf)
-        load(data, source, True, False)
-        ready.inputs.append(data.reshape_dim(2, (part.each, source.shape[2] // part.each)))
+        ready.inputs.append(_load_patches(x, weight, part) if is_patch else _load_runs(x, part))
     for begin in range(until, end, _MORE_OUTS):
         last = min(end, begin + _MORE_OUTS)
         for index in range(len(ready.deep)):
@@ -145,9 +150,43 @@ def _load_all(x: nl.NkiTensor, weight: nl.NkiTensor, outs: tuple[int, int], toge
     return ready
 
 
+def _load_runs(x: nl.NkiTensor, part: Part) -> list[nl.NkiTensor]:
+    """`[lanes, images, rows, columns]` of each channel of a partition."""
+    source = _runs(x, part)
+    data = nl.ndarray(source.shape, dtype=x.dtype, buffer=nl.sbuf)
+    load(data, source, True, False)
+    images = data.reshape_dim(2, (part.each, x.shape[2], x.shape[3]))
+    found = []
+    for number in range(part.each):
+        found.append(images[:, :, number])
+    return found
+
+
+def _load_patches(x: nl.NkiTensor, weight: nl.NkiTensor, part: Part) -> list[nl.NkiTensor]:
+    """`[lanes, images, output rows, output columns]` of each kernel column, of `lanes` channels and
+    kernel rows: all input rows from a kernel row on, as far as the last one needs them.
+    """
+    images, channels, rows, columns = x.shape
+    kernel_rows, kernel_columns = weight.shape[2:4]
+    length = (rows - kernel_rows + 1) * columns
+    first, count = part.first // part.each // kernel_rows, part.lanes // kernel_rows
+    pattern = [
+        [rows * columns, count], [columns, kernel_rows], [channels * rows * columns, images],
+        [1, length],
+    ]  # fmt: skip
+    data = nl.ndarray((part.lanes, images, length), dtype=x.dtype, buffer=nl.sbuf)
+    load(data, x.ap(pattern=pattern, offset=first * rows * columns), True, False)
+    lines = data.reshape_dim(2, (length // columns, columns))
+    end = columns // kernel_columns * kernel_columns
+    found = []
+    for column in range(kernel_columns):
+        found.append(lines[:, :, ::kernel_rows, column:end:kernel_columns])
+    return found
+
+
 def _turn(dst: nl.NkiTensor, weight: nl.NkiTensor, part: Part, first: int, end: int) -> None:
     """`dst[lanes, outs, channels of a partition]` <- the weights of output channels `first ..`."""
-    matrix = weight.reshape(weight.shape[0:2])[first:end]
+    matrix = weight.reshape((weight.shape[0], weight.size // weight.shape[0]))[first:end]
     if part.each == _PAIR:
         matrix, dst = matrix.view(nl.int32), dst.view(nl.int32)
     source = matrix[:, nl.ds(part.first // part.each, part.lanes)]
@@ -158,12 +197,12 @@ def _multiply(ready: Ready, wide: list[Part]) -> list[list[nl.NkiTensor]]:
     """The sums of the output channels `wide`, a bank for each channel of a partition. Inputs are
     used up part by part, as they come.
     """
-    images, _, positions = ready.inputs[0].shape[1:]
+    images, rows, columns = ready.inputs[0][0].shape[1:]
     found: list[list[nl.NkiTensor]] = []
     for part in wide:
         banks: list[nl.NkiTensor] = []
         for _ in range(part.each):
-            shape = (part.lanes, images, positions)
+            shape = (part.lanes, images, rows, columns)
             banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
         found.append(banks)
     for index in range(len(ready.deep)):
@@ -176,7 +215,7 @@ def _multiply(ready: Ready, wide: list[Part]) -> list[list[nl.NkiTensor]]:
                     nisa.nc_matmul(
                         dst=found[place][number],
                         stationary=ready.weights[index][:, outs, channel],
-                        moving=ready.inputs[index][:, :, channel],
+                        moving=ready.inputs[index][channel],
                     )
     return found
 
@@ -185,15 +224,15 @@ def _store(
     out: nl.NkiTensor,
     part: Part,
     banks: list[nl.NkiTensor],
-    columns: list[tuple[nl.NkiTensor | None, nl.NkiTensor | None]],
+    then_of: list[tuple[nl.NkiTensor | None, nl.NkiTensor | None]],
     activation: str,
 ) -> None:
-    """The epilogue of some output channels, by `columns` (scale, shift) of each bank. ScalarE has
+    """The epilogue of some output channels, by `then_of` (scale, shift) each bank. ScalarE has
     the first half of the images, VectorE the others: results of the two channels of a partition lie
     between each other, so that one engine would wait for the other.
     """
-    images, positions = banks[0].shape[1:]
-    shape = (part.lanes, images, part.each, positions)
+    images, rows, columns = banks[0].shape[1:]
+    shape = (part.lanes, images, part.each, rows, columns)
     result = nl.ndarray(shape, dtype=out.dtype, buffer=nl.sbuf)
     target = _runs(out, part)
     half = (images + 1) // 2
@@ -201,6 +240,6 @@ def _store(
         some = nl.ds(begin, min(half, images - begin))
         turn = _ON_SCALAR if begin == 0 else _ON_VECTOR
         for number in range(part.each):
-            then = Epilogue(columns[number][0], columns[number][1], activation)
+            then = Epilogue(then_of[number][0], then_of[number][1], activation)
             finish(result[:, some, number], banks[number][:, some], None, then, turn)
-        store(target[:, some], result[:, some].flatten_dims(2, 3), begin > 0, False)
+        store(target[:, some], result[:, some].flatten_dims(2, 4), begin > 0, False)

@@ -76,6 +76,7 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     yield sample("1x1, pairs of channels, and few", (1, 130, 6, 7), (1154, 130, 1, 1), bf16)
     yield sample("1x1, pairs of channels, last ones", (8, 330, 4, 5), (450, 330, 1, 1), bf16,
                  norm=True, bias=True, activation="silu")  # fmt: skip
+    yield sample("patches", (2, 130, 9, 11), (640, 130, 2, 2), bf16, stride=[2], bias=True)
     yield sample("1x1, 144 channels to 140", (5, 144, 9, 8), (140, 144, 1, 1))
     yield sample("even chunks", (2, 257, 6, 5), (130, 257, 3, 3), bf16, padding=[1])
     yield sample("transposed 1x1, 144 channels", (3, 144, 9, 5), (144, 7, 1, 1), transposed=True)
