@@ -68,8 +68,15 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
     for size in (129, 144, 160, 192):
         yield sample(f"1x1, {size} channels", (5, size, 9, 8), (6, size, 1, 1), bf16, bias=True)
     # Chunks of channels that come one by one, the first results stored by themselves.
-    yield sample("1x1, 512 channels", (3, 512, 7, 7), (260, 512, 1, 1), bf16, bias=True)
-    yield sample("1x1, 520 channels", (2, 520, 6, 7), (300, 520, 1, 1), bf16)
+    yield sample("1x1, 512 channels", (3, 512, 9, 9), (260, 512, 1, 1), bf16, bias=True)
+    yield sample("1x1, 520 channels", (2, 520, 9, 10), (300, 520, 1, 1), bf16)
+    # Images that share a bank, two adjacent channels on a partition, or the last ones alone.
+    yield sample("1x1, pairs of channels", (3, 512, 7, 7), (260, 512, 1, 1), half, bias=True,
+                 activation="relu")  # fmt: skip
+    yield sample("1x1, pairs of channels, and few", (1, 130, 6, 7), (1154, 130, 1, 1), bf16)
+    yield sample("1x1, pairs of channels, last ones", (8, 330, 4, 5), (450, 330, 1, 1), bf16,
+                 norm=True, bias=True, activation="silu")  # fmt: skip
+    yield sample("patches", (2, 130, 9, 11), (640, 130, 2, 2), bf16, stride=[2], bias=True)
     yield sample("1x1, 144 channels to 140", (5, 144, 9, 8), (140, 144, 1, 1))
     yield sample("even chunks", (2, 257, 6, 5), (130, 257, 3, 3), bf16, padding=[1])
     yield sample("transposed 1x1, 144 channels", (3, 144, 9, 5), (144, 7, 1, 1), transposed=True)

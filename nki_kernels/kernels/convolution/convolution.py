@@ -44,6 +44,12 @@ from trnx.nki_kernels.kernels.convolution._host import (
 )
 from trnx.nki_kernels.kernels.convolution._patterns import patterns
 from trnx.nki_kernels.kernels.convolution._plan import plan_of
+from trnx.nki_kernels.kernels.convolution._pointwise import pointwise_kernel
+from trnx.nki_kernels.kernels.convolution._pointwise_host import (
+    POINTWISE_NAMES,
+    is_pointwise,
+    outs_together,
+)
 from trnx.nki_kernels.kernels.convolution._samples import samples
 from trnx.nki_kernels.kernels.convolution._sharing import sharing_of
 from trnx.nki_kernels.registry import register
@@ -88,6 +94,9 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     """The shape of the result, and how the convolution is blocked."""
     if is_depthwise(b):
         return _depthwise_launch(b, hw)
+    if is_pointwise(b, windows_of(b), hw):
+        together = outs_together(b.weight.shape[0], hw)
+        return Launch.of(pointwise_kernel, b, POINTWISE_NAMES, result_shape(b), together)
     matrix = TensorSpec.dense(b.weight.shape[:2], b.weight.dtype)
     layout = "" if b.transposed else operand_layout(matrix, hw)
     problem = problem_of(b)

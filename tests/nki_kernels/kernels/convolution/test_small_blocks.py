@@ -90,7 +90,7 @@ def test_more_blocks_where_loads_take_most_of_the_time(
     [
         ((8, 1024, 14, 14), 512),  # products take longer than loads
         ((8, 96, 14, 14), 576),  # stores do
-        ((8, 2048, 7, 7), 512),  # products of few columns
+        ((8, 2048, 9, 9), 512),  # products of few columns
     ],
 )
 def test_at_most_four_blocks_otherwise(x: tuple[int, ...], outs: int) -> None:
