@@ -217,6 +217,7 @@ class Emitter(StoreEmitter):
         calls = TileCalls(
             self.g, self.position, names, after, alternates=alternates,
             in_turn=min(self.region.in_turn, self.stages),
+            turns=self.region.turns[0] if self.region.turns else (),
         )  # fmt: skip
         shares = [calls.lines(share, arguments) for share in self.g.shares]
         before = [*self._table("", self.region.instructions), *shared]

@@ -205,6 +205,8 @@ class AcrossEmitter(PhaseEmitter):
         """In step t stage s computes tile t - s, or all tiles run a stage before the next one."""
         staged, steps = self.staged[n], self.across.steps
         lines = [f"handed{s} = []" for s in range(staged.depth - 1)]
+        if self.region.turns:
+            return [*lines, *self._in_order(n, moving, arguments)]
         if self.region.by_stage:
             for s, taken in enumerate(arguments):
                 call = self._stage_call(n, s, moving, taken, at="at")
@@ -219,6 +221,15 @@ class AcrossEmitter(PhaseEmitter):
             return [*lines, *indent(even)]
         by_parity = ["if step % 2 == 0:", *indent(even), "else:", *indent(odd)]
         return [*lines, *indent(by_parity)]
+
+    def _in_order(self, n: int, moving: list[str], arguments: list[list[str]]) -> list[str]:
+        """The calls of a phase's stages in the order that the region says."""
+        staged, steps, lines = self.staged[n], self.across.steps, list[str]()
+        for s, at in self.region.turns[n]:
+            lines += self._stage_call(n, s, moving, arguments[s], at=str(at))
+            later = next_table(self.phases[n].each, staged.of_instructions, s)
+            lines += [] if later is None or at < steps - 1 else self._table("another", [later])
+        return lines
 
     def _bounded_call(self, n: int, s: int, moving: list[str], taken: list[str]) -> list[str]:
         """The call of a stage in a step that has a tile for it."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trnx.nki_kernels.generator.geometry import Geometry, RowTiles, Share
+from trnx.nki_kernels.generator.list_order import Turn
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class TileCalls:
     numbers of axes in the names of their counts (`n0`) and starts (`i0`). Where it `alternates`,
     every other step runs its stages in reverse, so that one table of functions serves the last
     stage of a step and the first one of the next. From stage `in_turn` on all tiles run a stage
-    before any runs the next one, and the lines `after` it stand between them.
+    before any runs the next one, and the lines `after` it stand between them; where `turns` are
+    given, stages and tiles run in that order.
     """
 
     g: Geometry
@@ -24,6 +27,7 @@ class TileCalls:
     after: Sequence[list[str]]
     alternates: bool
     in_turn: int
+    turns: Sequence[Turn] = ()
 
     def lines(self, share: Share, arguments: list[list[str]]) -> list[str]:
         """The loops of a core; `arguments` are the names of the parameters of each function."""
@@ -36,6 +40,8 @@ class TileCalls:
         }
         rows = [(rows, fixed | self._counts(rows)) for rows in share.rows]
         lines: list[str] = []
+        if self.turns:
+            return self._in_order(self._tiles(share, rows), arguments)
         if self.in_turn > 1 and self.g.loops:
             lines += self._turns(share, rows, arguments)
         elif self.in_turn:
@@ -48,6 +54,43 @@ class TileCalls:
                 calls = self._calls_of_stage(stage, group, values, arguments[stage])
                 lines += [depth + line for line in calls]
             lines += self.after[stage]
+        return lines
+
+    def _tiles(
+        self, share: Share, groups: Sequence[tuple[RowTiles, Mapping[str, str]]]
+    ) -> list[Mapping[str, str]]:
+        """The numbers that names stand for in each tile of a core."""
+        ways: list[list[dict[str, str]]] = []
+        for axis, turns in zip(self.g.loops, self._ranges(share), strict=True):
+            i = self.position[axis.label]
+            counts = [min(axis.block, axis.size - start) for start in turns]
+            ways.append(
+                [{f"i{i}": str(a), f"n{i}": str(n)} for a, n in zip(turns, counts, strict=True)]
+            )
+        found: list[Mapping[str, str]] = []
+        for way in itertools.product(*ways):
+            looped = {name: number for values in way for name, number in values.items()}
+            for rows, values in groups:
+                here = {**values, **looped}
+                if (lead := self.g.lead) is not None:
+                    here["p"] = str(int(here[f"n{self.position[lead.label]}"]) * rows.count)
+                found += [{**here, "r": str(start)} for start in rows.starts]
+        return found
+
+    def _in_order(
+        self, tiles: Sequence[Mapping[str, str]], arguments: list[list[str]]
+    ) -> list[str]:
+        """The calls of all stages of all tiles, one by one."""
+        lines = [line for stage in range(len(self.names)) for line in self._handed_on(stage)]
+        for stage, at in self.turns:
+            if stage >= len(self.names) or at >= len(tiles):
+                continue
+            values = {**tiles[at], f"tiles{stage - 1}": f"tiles{stage - 1}[{at}]"}
+            taken = ", ".join(values.get(x, x) for x in arguments[stage])
+            call = f"{self.names[stage]}({taken})"
+            is_last = stage == len(self.names) - 1
+            lines.append(call if is_last else f"tiles{stage}.append({call})")
+            lines += self.after[stage] if at == len(tiles) - 1 else []
         return lines
 
     def _turns(
@@ -90,8 +133,12 @@ class TileCalls:
 
     def _loop_turns(self, share: Share) -> int:
         """How many turns the loops of a core have."""
+        return math.prod(map(len, self._ranges(share)))
+
+    def _ranges(self, share: Share) -> list[range]:
+        """The turns of the loops of a core."""
         turns = [range(0, axis.size, axis.block) for axis in self.g.loops]
-        return math.prod(map(len, turns if share.outer is None else [share.outer, *turns[1:]]))
+        return turns if share.outer is None else [share.outer, *turns[1:]]
 
     def _bounded_call(
         self, stage: int, tiles: int, moving: list[str], values: Mapping[str, str], taken: list[str]

@@ -19,10 +19,12 @@ from trnx.nki_kernels.generator.engines import (
 )
 from trnx.nki_kernels.generator.geometry import RowTiles, Strides
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.list_order import Turn, list_order
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.tile_ops import PACE, TileOps
 from trnx.nki_kernels.generator.turned_totals import turned_total
+from trnx.simulator.costs.constants import timing
 
 # Tiles of a loop, and blocks of phases, whose ops are run; an even number, because every other tile
 # may run its stages backwards.
@@ -32,7 +34,12 @@ Stores = Sequence[tuple[Value, Strides]]
 
 
 class Estimate(TileOps):
-    """Estimates for one geometry."""
+    """Estimates for one geometry. `turns` are the ops of each stage of each tile, of all phases of
+    the first block."""
+
+    def listed(self) -> list[list[Turn]]:
+        """The order of the stages of tiles, by list scheduling: of all phases of a block."""
+        return [list_order(self._ops, turns, timing(self._hw)) for turns in self.turns]
 
     # -- whole rows ------------------------------------------------------------------------------
 
@@ -44,10 +51,11 @@ class Estimate(TileOps):
         stores: Sequence[tuple[Value, Strides, int]],
         *,
         in_turn: int,
+        listed: Sequence[Turn] = (),
     ) -> float:
         """ns of a core's tiles, each of which runs all instructions; `stores` have their stage.
         From stage `in_turn` on all tiles run a stage before any runs the next one; they are few
-        where this is the first one."""
+        where this is the first one. They run in the order that is `listed` where one is."""
         moving = self._geometry.moving
         repeated = [any(v.axes & moving for v in i.writes()) for i in instructions]
         self._first_table(instructions)
@@ -70,7 +78,9 @@ class Estimate(TileOps):
             orders[first % 2] = range(first)[::-1]
         turns = list(_turns(count, first, orders, by_stage=False)) if first else []
         turns += ((s, tile) for s in range(first, depth) for tile in range(count))
-        for s, tile in turns:
+        self.turns.append({})
+        for s, tile in listed or turns:
+            before = len(self._ops)
             for i, stage, again in zip(instructions, stages, repeated, strict=True):
                 if stage == s and again:
                     self._add(i, loads, tile)
@@ -79,6 +89,7 @@ class Estimate(TileOps):
             for value, strides, stage in stores:
                 if stage == s and (value.axes & moving or not tile):
                     self._store(value, strides, tile, waits=is_last)
+            self.turns[0][s, tile] = range(before, len(self._ops))
             if s >= first - 1:
                 ends.setdefault(s, []).append(len(self._ops) - 1)
             later = next_table(instructions, stages, s)
@@ -109,9 +120,10 @@ class Estimate(TileOps):
         stores: Stores,
         *,
         by_stage: bool = False,
+        listed: Sequence[Sequence[Turn]] = (),
     ) -> float:
         """ns of all phases, one after another. All tiles of one, which are few then, run a stage
-        before any runs the next one `by_stage`."""
+        before any runs the next one `by_stage`, or in the order that is `listed`."""
         blocks = max(1, self._geometry.tiles // across.steps)
         phases = [one.phase for one in staged]
         columns = [c for p in phases for c in p.combines if across.in_columns(c)]
@@ -134,6 +146,10 @@ class Estimate(TileOps):
                 if any(map(table_of_call, phase.once)):
                     self._first_table(phase.each)
                 turns = list(_turns(count, one.depth, one.orders(), by_stage=by_stage))
+                if listed:
+                    turns = list(listed[phases.index(phase)])
+                if not block:
+                    self.turns.append({})
                 marks.append(self._phase_tiles(across, one, turns, block, loads, strides))
                 later = phases[phases.index(phase) + 1 :]
                 following = [i for p in later for i in (*p.once, *p.each)]
@@ -178,6 +194,7 @@ class Estimate(TileOps):
         ends: list[int] = []
         for s, at in turns if phase.each else ():
             tile = (block, at)
+            before = len(self._ops)
             for i, stage in zip(phase.each, staged.of_instructions, strict=True):
                 if stage == s:
                     self._add(i, loads, tile)
@@ -187,6 +204,8 @@ class Estimate(TileOps):
             for n in phase.stores:
                 if staged.of_stores[n] == s and across.varies(across.results[n]):
                     self._store(across.results[n], stores[across.results[n]], tile)
+            if not block:
+                self.turns[-1][s, at] = range(before, len(self._ops))
             if s == depth - 1:
                 ends.append(len(self._ops) - 1)
         return ends[: len(ends) - depth + 1]

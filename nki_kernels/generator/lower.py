@@ -24,6 +24,7 @@ from trnx.nki_kernels.generator import (  # noqa: F401
 )
 from trnx.nki_kernels.generator.align import Alignment, align
 from trnx.nki_kernels.generator.ir import STORAGE_DTYPES, Builder, Dims, Operand, Value
+from trnx.nki_kernels.generator.late_rounding import with_late_rounding
 from trnx.nki_kernels.generator.long_builder import LongBuilder
 from trnx.nki_kernels.generator.monotone import move_behind_extrema
 from trnx.nki_kernels.generator.needless_extrema import without_needless_extrema
@@ -95,6 +96,7 @@ def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -
     results = _simplified(results, move_powers_to_sums)
     results = _simplified(results, without_needless_extrema)
     results = _simplified(results, partial(move_behind_extrema, sizes=sizes))
+    results = _simplified(results, with_late_rounding)
     return _in_common_space(results, alignment, sizes)
 
 

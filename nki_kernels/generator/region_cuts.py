@@ -198,11 +198,17 @@ class RegionCuts(LoweredSpace):
                 yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
         if in_steps:
             across = {d: self.sizes[d] for d in self.order if d in self.reduced}
-            # What parts that overlap have in common would be added up twice.
-            ways = [way for way in ways_to_split(across, filled) if across[way[1]] % way[2] == 0]
+            # What parts that overlap have in common would be added up twice; extrema take it twice.
+            overlap = self.finds_extrema()
+            ways = [
+                (partition, d, count)
+                for partition, d, count in ways_to_split(across, filled)
+                if overlap or across[d] % count == 0
+            ]
             for partition, cuts, lead in self._splits(ways):
                 yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
-            for partition, cuts, lead in self._splits(ways_to_split_rows(kept, across)):
+            ways = ways_to_split_rows(kept, across, overlap=overlap)
+            for partition, cuts, lead in self._splits(ways):
                 yield from _of_sizes(functools.partial(cuts.led_by_reduced, partition, lead))
 
     def _splits(

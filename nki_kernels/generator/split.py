@@ -54,15 +54,17 @@ def ways_to_split(sizes: Mapping[int, int], filled: float) -> list[tuple[int, in
 
 
 def ways_to_split_rows(
-    kept: Mapping[int, int], reduced: Mapping[int, int]
+    kept: Mapping[int, int], reduced: Mapping[int, int], *, overlap: bool
 ) -> list[tuple[int, int, int]]:
-    """The ways to put equal parts of a reduced dimension beside one that stays, as the same."""
+    """The ways to put parts of a reduced dimension beside one that stays, as the same: equal ones,
+    or such that `overlap`."""
     return [
         (partition, d, count)
         for partition, size in kept.items()
+        if size <= PARTITIONS // 2
         for d, other in reduced.items()
-        for count in [_largest_divisor(other, PARTITIONS // size)]
-        if 1 < count < other
+        for count in _counts(size, other)
+        if overlap or other % count == 0
     ]
 
 

@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator.loads_aside import with_loads_aside
 from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
 from trnx.nki_kernels.generator.region_cuts import RegionCuts
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.nki_kernels.generator.ways_to_run import by_stage
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
 from trnx.simulator.memory.tensor_spec import TensorSpec
@@ -29,6 +30,8 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 _FAR, _FAR_WITH_EMPTY, _FILLED = 1.5, 1.1, 0.85
 # Tiles are filled along several orders step by step where other ones take so many times as long.
 _FAR_IN_ORDERS = 1.2
+# How many ways are tried in the order of list scheduling.
+_MOST_LISTED = 4
 # How many tilings are scheduled, and how much slower than the best one they are by estimate.
 MOST_TILINGS = 8
 _WORTH_A_TRY = 1.15
@@ -80,9 +83,15 @@ def tilings(
         least = min(ns for ns, _ in estimates)
     if least > _FAR_IN_ORDERS * 1e9 * (whole.dma_seconds + hw.region_seconds):
         estimates += _estimates(list(whole.with_long_runs()), hw)
-    aside = [found for _, one in _close(estimates) for found in with_loads_aside(one, hw)]
+    close = [one for _, one in _close(estimates)]
+    aside = [found for one in close for found in with_loads_aside(one, hw)]
+    listed: list[TiledRegion] = []
+    least = min(ns for ns, _ in estimates)
+    if least > _FAR_WITH_EMPTY * 1e9 * (merged.dma_seconds + hw.region_seconds):
+        ways = merged.fitting(by_stage(close))[:_MOST_LISTED]
+        listed = [one.in_list_order(hw) for one in ways]
     by_cut: dict[Hashable, list[TiledRegion]] = {}
-    for _, region in _close([*estimates, *_estimates(aside, hw)]):
+    for _, region in _close([*estimates, *_estimates([*aside, *listed], hw)]):
         by_cut.setdefault((region.geometry, region.keeps), []).append(region)
     return list(by_cut.values())[:MOST_TILINGS]
 

@@ -69,6 +69,7 @@ class TileOps:
         constants = timing(hw)
         self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
         self._ops: list[Op] = []
+        self.turns: list[dict[tuple[int, int], range]] = []
         self._made: dict[_Key, int] = {}
         self._known: dict[tuple[Instruction, float], Op] = {}
         # The op of the other engine where two share a tile.

@@ -16,6 +16,7 @@ from trnx.nki_kernels.generator.engines import TENSOR, VECTOR
 from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
+from trnx.nki_kernels.generator.list_order import Turn
 from trnx.nki_kernels.generator.lower import Output
 from trnx.nki_kernels.generator.phase_stages import PhaseStages, cut_phase
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
@@ -51,7 +52,8 @@ class TiledRegion:
     last stages, from `tail` on where it is not 0, which have little of each tile. What
     TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`, in a
     stage of its own where `stores_apart`. The queue of stores has the loads `aside`
-    (`loads_aside.py`).
+    (`loads_aside.py`). Tiles that stay in SBUF run their stages in the order of `turns`, of each
+    phase, where that is given (`list_order.py`).
     """
 
     outputs: tuple[Output, ...]
@@ -72,6 +74,7 @@ class TiledRegion:
     copies_on: str = VECTOR
     stores_apart: bool = False
     aside: frozenset[Value] = frozenset()
+    turns: tuple[tuple[Turn, ...], ...] = ()
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -117,7 +120,8 @@ class TiledRegion:
             (i.call, i.engine, i.beside is not None, len(i.reads())) for i in self.instructions
         )
         order = tuple(self.layouts.values())
-        stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.tail, self.apart)
+        stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.tail, self.apart,
+                  bool(self.turns))  # fmt: skip
         stores = (self.copies_on, self.stores_apart, len(self.aside))
         return (self.geometry, self.keeps, self.kept_tiles, calls, order, stages, stores)
 
@@ -180,6 +184,15 @@ class TiledRegion:
             ways = (self.in_phases(kept_tiles=0), self.without_kept)
             kept, again = (way.estimated_ns(hw) for way in ways)
             return again - (again - kept) * self.kept_tiles / self.across.steps
+        return self._estimate(hw)[1]
+
+    def in_list_order(self, hw: Hardware) -> TiledRegion:
+        """The region, whose tiles run by stage, with its stages in another order."""
+        listed = self._estimate(hw)[0].listed()
+        return self.in_phases(turns=tuple(map(tuple, listed)))
+
+    def _estimate(self, hw: Hardware) -> tuple[Estimate, float]:
+        """The ops of all tiles, and what they take."""
         turned = frozenset(filter(self.is_turned, self.load_strides))
         estimate = Estimate(
             hw, self.geometry, elements, self.labels, self.halved, turned, self.layouts,
@@ -188,13 +201,15 @@ class TiledRegion:
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:
-            return estimate.across(
-                self.across, self.staged_phases, self.load_strides, stores, by_stage=self.by_stage
-            )
+            return estimate, estimate.across(
+                self.across, self.staged_phases, self.load_strides, stores, by_stage=self.by_stage,
+                listed=self.turns,
+            )  # fmt: skip
         staged = [(*s, stage) for s, stage in zip(stores, self.store_stages(), strict=True)]
-        return estimate.rows(
-            self.instructions, self.stages, self.load_strides, staged, in_turn=self.in_turn
-        )
+        return estimate, estimate.rows(
+            self.instructions, self.stages, self.load_strides, staged, in_turn=self.in_turn,
+            listed=self.turns[0] if self.turns else (),
+        )  # fmt: skip
 
     @functools.cached_property
     def is_static(self) -> bool:

@@ -30,6 +30,8 @@ from trnx.simulator.hardware import Hardware
 
 # Tiles that all run a stage before any runs the next one: they stay in SBUF.
 _MOST_BY_STAGE = 12
+# Stages of tiles that run in any order.
+_MOST_LISTED = 16
 # Bytes of a partition that all tiles have of the values of a tail, each of which has that fraction
 # of a tile's elements at the most.
 _MOST_OF_TAIL, _LITTLE = 2**15, 4
@@ -124,25 +126,45 @@ def _ways_of_rows(region: TiledRegion, hw: Hardware, most: int) -> list[TiledReg
     tiles = geometry.tiles_of_core
     placed = [region, *_placings(region, hw)] if geometry.tiles > 1 else [region]
 
-    def cut(one: TiledRegion, most: int, *, apart: bool = False) -> TiledRegion:
-        stages = cut_stages(
-            one.instructions, most, lambda v: bool(v.axes & geometry.moving), apart=apart
-        )
-        return dataclasses.replace(one, stages=stages, stores_apart=one.turns_stores)
-
     if 1 < tiles <= _MOST_BY_STAGE and table_loads(region.instructions):
-        in_turn = [cut(one, MOST_STAGES) for one in placed]
+        in_turn = [_cut(one, MOST_STAGES) for one in placed]
         placed += [dataclasses.replace(one, by_stage=True) for one in in_turn if one.depth > 1]
     if tiles < least:
         return placed
     staged = [
-        cut(one, min(most, tiles - 1), apart=apart)
+        _cut(one, min(most, tiles - 1), apart=apart)
         for apart in (False, True)
         for one in placed
         if not one.by_stage
     ]
     tails = [found for one in staged for found in _with_tail(one)]
     return [*staged, *tails, *placed]
+
+
+def by_stage(regions: Sequence[TiledRegion]) -> list[TiledRegion]:
+    """Those of `regions` that have several tiles, and few, as they run by stage, with instructions
+    that wait for each other in stages apart; one of those with equal instructions."""
+    found = [one for region in regions for one in _as_listed(region)]
+    return list({one.key: one for one in found}.values())
+
+
+def _as_listed(region: TiledRegion) -> list[TiledRegion]:
+    if region.across is not None:
+        if region.kept_tiles or not 1 < region.across.steps <= _MOST_BY_STAGE:
+            return []
+        staged = region.in_phases(phase_stages=_MOST_LISTED, apart=True, by_stage=True)
+        return [staged] if any(one.depth > 1 for one in staged.staged_phases) else []
+    if not 1 < region.geometry.tiles_of_core <= _MOST_BY_STAGE:
+        return []
+    staged = _cut(region, _MOST_LISTED, apart=True)
+    return [dataclasses.replace(staged, by_stage=True, tail=0)] if staged.depth > 1 else []
+
+
+def _cut(region: TiledRegion, most: int, *, apart: bool = False) -> TiledRegion:
+    """`region`, of whole rows, in at most so many stages."""
+    moving = region.geometry.moving
+    stages = cut_stages(region.instructions, most, lambda v: bool(v.axes & moving), apart=apart)
+    return dataclasses.replace(region, stages=stages, stores_apart=region.turns_stores)
 
 
 def _with_tail(region: TiledRegion) -> list[TiledRegion]:

@@ -128,36 +128,37 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-INF = float("inf")
 
-
-def _phase0(x0, maximum_parts, at, r, p, n0, i0):
+def _stage0(x0, r, p, n0):
     x0_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(
         dst=x0_tile,
-        src=x0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500 + i0),
+        src=x0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500),
         dge_mode=nisa.dge_mode.none,
     )
     multiply_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=multiply_tile,
-        data=x0_tile,
-        op0=nl.multiply,
-        operand0=0.125,
-        engine=nisa.engine.scalar,
-    )
-    nisa.tensor_reduce(
-        dst=maximum_parts[0:p, at : at + 1],
-        op=nl.maximum,
-        data=multiply_tile,
-        axis=(1,),
-    )
+    nisa.tensor_scalar(dst=multiply_tile, data=x0_tile, op0=nl.multiply, operand0=0.125)
     return multiply_tile
 
 
-def _phase1(multiply2_tile, kept0, add_parts, at, p, n0):
-    multiply_tile = kept0[at]
+def _stage1(tiles0, p):
+    multiply_tile = tiles0
+    maximum_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=maximum_tile, op=nl.maximum, data=multiply_tile, axis=(1,))
+    return multiply_tile, maximum_tile
+
+
+def _stage2(tiles1, p):
+    multiply_tile, maximum_tile = tiles1
+    multiply2_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=multiply2_tile, data=maximum_tile, op0=nl.multiply, operand0=-1.0)
+    return multiply_tile, multiply2_tile
+
+
+def _stage3(tiles2, p, n0):
+    multiply_tile, multiply2_tile = tiles2
     exp_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
+    add_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
         dst=exp_tile,
         op=nl.exp,
@@ -165,13 +166,20 @@ def _phase1(multiply2_tile, kept0, add_parts, at, p, n0):
         bias=multiply2_tile,
         reduce_op=nl.add,
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        reduce_res=add_parts[0:p, at : at + 1],
+        reduce_res=add_tile,
     )
-    return exp_tile
+    return exp_tile, add_tile
 
 
-def _phase2(reciprocal_tile, kept1, out0, at, r, p, n0, i0):
-    exp_tile = kept1[at]
+def _stage4(tiles3, p):
+    exp_tile, add_tile = tiles3
+    reciprocal_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=reciprocal_tile, data=add_tile)
+    return exp_tile, reciprocal_tile
+
+
+def _stage5(tiles4, out0, r, p, n0):
+    exp_tile, reciprocal_tile = tiles4
     multiply3_tile = nl.ndarray((p, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=multiply3_tile,
@@ -180,7 +188,7 @@ def _phase2(reciprocal_tile, kept1, out0, at, r, p, n0, i0):
         operand0=reciprocal_tile,
     )
     nisa.dma_copy(
-        dst=out0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500 + i0),
+        dst=out0.ap(pattern=[[1500, p], [1, n0]], offset=r * 1500),
         src=multiply3_tile,
         dge_mode=nisa.dge_mode.none,
     )
@@ -193,41 +201,23 @@ def fused_mul_softmax(x0):
     nisa.memset(dst=one, value=1.0)
     unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=unused, op=nl.exp, data=one)
-    for r in range(0, 200, 100):
-        k = 1
-        m = 100
-        p = 100
-        maximum_parts = nl.ndarray((p, 3), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=maximum_parts, value=-INF)
-        kept0 = []
-        at = 0
-        for i0 in range(0, 1500, 500):
-            n0 = 500
-            kept0.append(_phase0(x0, maximum_parts, at, r, p, n0, i0))
-            at = at + 1
-        maximum_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-        total = maximum_tile.reshape((p, 1))
-        nisa.tensor_reduce(dst=total, op=nl.maximum, data=maximum_parts, axis=(1,))
-        multiply2_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=multiply2_tile, data=maximum_tile, op0=nl.multiply, operand0=-1.0)
-        add_parts = nl.ndarray((p, 3), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=add_parts, value=0.0)
-        kept1 = []
-        at = 0
-        for i0 in range(0, 1500, 500):
-            n0 = 500
-            kept1.append(_phase1(multiply2_tile, kept0, add_parts, at, p, n0))
-            at = at + 1
-        add_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-        total = add_tile.reshape((p, 1))
-        nisa.tensor_reduce(dst=total, op=nl.add, data=add_parts, axis=(1,))
-        reciprocal_tile = nl.ndarray((p, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.reciprocal(dst=reciprocal_tile, data=add_tile)
-        at = 0
-        for i0 in range(0, 1500, 500):
-            n0 = 500
-            _phase2(reciprocal_tile, kept1, out0, at, r, p, n0, i0)
-            at = at + 1
+    tiles0 = []
+    tiles1 = []
+    tiles2 = []
+    tiles3 = []
+    tiles4 = []
+    tiles0.append(_stage0(x0, 0, 100, 1500))
+    tiles1.append(_stage1(tiles0[0], 100))
+    tiles0.append(_stage0(x0, 100, 100, 1500))
+    tiles2.append(_stage2(tiles1[0], 100))
+    tiles1.append(_stage1(tiles0[1], 100))
+    tiles3.append(_stage3(tiles2[0], 100, 1500))
+    tiles2.append(_stage2(tiles1[1], 100))
+    tiles3.append(_stage3(tiles2[1], 100, 1500))
+    tiles4.append(_stage4(tiles3[0], 100))
+    _stage5(tiles4[0], out0, 0, 100, 1500)
+    tiles4.append(_stage4(tiles3[1], 100))
+    _stage5(tiles4[1], out0, 100, 100, 1500)
     return out0
 """,
     )
@@ -252,13 +242,7 @@ import nki.language as nl
 INF = float("inf")
 
 
-def _tile(x0, x1, out0, out1, r, p, k):
-    x1_tile = nl.ndarray((p, k), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.dma_copy(
-        dst=x1_tile,
-        src=x1.ap(pattern=[[k, p], [1, k]], offset=r),
-        dge_mode=nisa.dge_mode.none,
-    )
+def _stage0(x0, r, p, k):
     x0_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(
         dst=x0_tile,
@@ -266,22 +250,21 @@ def _tile(x0, x1, out0, out1, r, p, k):
         dge_mode=nisa.dge_mode.none,
     )
     select_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=select_tile,
-        data=x0_tile,
-        op0=nl.multiply,
-        operand0=2.0,
-        engine=nisa.engine.scalar,
+    nisa.tensor_scalar(dst=select_tile, data=x0_tile, op0=nl.multiply, operand0=2.0)
+    add_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=add_tile, data=x0_tile, op0=nl.add, operand0=1.0)
+    return select_tile, add_tile
+
+
+def _stage1(x1, tiles0, out0, out1, r, p, k):
+    select_tile, add_tile = tiles0
+    x1_tile = nl.ndarray((p, k), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.dma_copy(
+        dst=x1_tile,
+        src=x1.ap(pattern=[[k, p], [1, k]], offset=r),
+        dge_mode=nisa.dge_mode.none,
     )
     nisa.tensor_copy_predicated(dst=select_tile, src=-INF, predicate=x1_tile)
-    add_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=add_tile,
-        data=x0_tile,
-        op0=nl.add,
-        operand0=1.0,
-        engine=nisa.engine.scalar,
-    )
     minimum_tile = nl.ndarray((p, k), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=minimum_tile,
@@ -307,8 +290,11 @@ def _tile(x0, x1, out0, out1, r, p, k):
 def fused_mul_masked_fill_add_clamp(x0, x1):
     out0 = nl.ndarray((5, 70), dtype=nl.float32, buffer=nl.shared_hbm)
     out1 = nl.ndarray((5, 70), dtype=nl.float32, buffer=nl.shared_hbm)
-    _tile(x0, x1, out0, out1, 0, 128, 2)
-    _tile(x0, x1, out0, out1, 256, 94, 1)
+    tiles0 = []
+    tiles0.append(_stage0(x0, 0, 128, 2))
+    tiles0.append(_stage0(x0, 256, 94, 1))
+    _stage1(x1, tiles0[0], out0, out1, 0, 128, 2)
+    _stage1(x1, tiles0[1], out0, out1, 256, 94, 1)
     return out0, out1
 """,
     )

@@ -55,11 +55,13 @@ def in_parts(every: list[TiledRegion]) -> list[TiledRegion]:
 
 
 def test_parts_are_equal_and_fill_partitions() -> None:
-    ways = ways_to_split_rows({0: 56, 1: 3}, {2: 4896, 3: 7, 4: 4895})
+    kept, reduced = {0: 56, 1: 3}, {2: 4896, 3: 7, 4: 4895}
+    ways = ways_to_split_rows(kept, reduced, overlap=False)
     assert (0, 2, 2) in ways
     assert (1, 2, 36) in ways
     assert all((n * kept) <= 128 for p, _, n in ways for kept in [{0: 56, 1: 3}[p]])
     assert not any(p == 0 and d in (3, 4) for p, d, _ in ways)
+    assert (0, 4, 2) in ways_to_split_rows(kept, reduced, overlap=True)
 
 
 @pytest.mark.parametrize("function", [extremes, centred, logsumexp, softmax])
