@@ -1,8 +1,8 @@
 """Storages cut into cells along the edges of all their operands, so that overlaps of rectangles are
 exact and found in constant time.
 
-Operands on chip may walk a partition in strides (each second element, a part of each head): there
-the bytes that the same operands touch are one column of cells.
+Operands may walk a partition or HBM in strides (each second element, a part of each head or image):
+there the bytes that the same operands touch are one column of cells, where these are not too many.
 
 Where operands of a storage cut it into very many cells, neighbouring edges are merged, and strides
 are taken for all that lies between their ends: overlaps are then never missed, but may be seen
@@ -28,10 +28,11 @@ _REGIONS = tuple(MemoryRegion)
 _IS_HBM = np.array([region in HBM for region in _REGIONS])
 # OverlapGrid of an operand, on average over the operands of a storage that differ.
 _MOST_CELLS = 64
-# Bytes of a partition times ways to walk it that are compared.
+# Bytes times ways to walk them that are compared.
 _MOST_COMPARED = 1 << 22
 
 _Box = tuple[int, int, int, int]  # first and end row, first and end column
+_Bytes = tuple[int, int, int, int]  # low, high, pitch and span of a `_Walk`
 _Ints = npt.NDArray[np.int64]
 
 
@@ -45,7 +46,7 @@ class OverlapGrid:
         is_write = np.frombuffer(rows.kind, np.uint8) % 2 == 1
         is_written = np.zeros(int(storage.max(initial=-1)) + 1, bool)
         is_written[storage[is_write]] = True
-        columns = [storage, *_boxes(rows, storage), *_strides_on_chip(rows)]
+        columns = [storage, *_boxes(rows, storage), *_walks(rows)]
         keys = zip(*(column.tolist() for column in columns), strict=True)
         boxes = array("I", (known.setdefault(key, len(known)) for key in keys))
         cells = self._number(known, is_written)
@@ -55,12 +56,10 @@ class OverlapGrid:
         self, known: dict[tuple[int, ...], int], is_written: npt.NDArray[np.bool_]
     ) -> list[tuple[int, ...]]:
         by_storage: dict[int, list[tuple[_Box, _Walk, int]]] = {}
-        for (storage, *box, pitch, span), number in known.items():
+        for (storage, top, bottom, left, right, *walk), number in known.items():
             if is_written[storage]:
-                top, bottom, left, right = box
-                walk = _Walk(left, right, pitch, span)
                 places = by_storage.setdefault(storage, [])
-                places.append(((top, bottom, left, right), walk, number))
+                places.append(((top, bottom, left, right), _Walk(*walk), number))
         cells: list[tuple[int, ...]] = [()] * len(known)
         for places in by_storage.values():
             boxes, walks, numbers = zip(*places, strict=True)
@@ -72,10 +71,12 @@ class OverlapGrid:
 
 
 class _Walk(NamedTuple):
-    """Which bytes of a partition an operand touches: `span` of each `pitch` from `low` to `high`,
-    all of them where the pitch is 0.
+    """Which bytes an operand touches, of the partitions `top .. bottom` or, where these are 0 and
+    1, in HBM: `span` of each `pitch` from `low` to `high`, all of them where the pitch is 0.
     """
 
+    top: int
+    bottom: int
     low: int
     high: int
     pitch: int
@@ -89,7 +90,7 @@ def _cells(
     if len(boxes) == 1:
         return [(first,)], 1
     if any(walk.pitch for walk in walks):
-        found = _strided_cells(boxes, walks, first)
+        found = _strided_cells(walks, first)
         if found is not None:
             return found
     grid = _Grid(boxes, first)
@@ -97,16 +98,18 @@ def _cells(
 
 
 def _strided_cells(
-    boxes: Sequence[_Box], walks: tuple[_Walk, ...], first: int
+    walks: tuple[_Walk, ...], first: int
 ) -> tuple[list[tuple[int, ...]], int] | None:
     """`_cells` with a column for the bytes that the same walks touch; None if they are many."""
-    columns = _columns(walks)
+    columns = _columns(tuple(walk[2:] for walk in walks))
     if columns is None:
         return None
-    edges = sorted({edge for box in boxes for edge in box[:2]})
-    spans = [range(bisect_right(edges, b[0]) - 1, bisect_left(edges, b[1])) for b in boxes]
+    edges = sorted({edge for walk in walks for edge in walk[:2]})
+    spans = [
+        range(bisect_right(edges, walk.top) - 1, bisect_left(edges, walk.bottom)) for walk in walks
+    ]
     total = sum(len(rows) * len(own) for rows, own in zip(spans, columns, strict=True))
-    if total > _MOST_CELLS * len(boxes):
+    if total > _MOST_CELLS * len(walks):
         return None
     width = 1 + max(column for own in columns for column in own)
     cells = [
@@ -117,29 +120,30 @@ def _strided_cells(
 
 
 @functools.lru_cache(maxsize=256)
-def _columns(walks: tuple[_Walk, ...]) -> tuple[tuple[int, ...], ...] | None:
+def _columns(bytes_of: tuple[_Bytes, ...]) -> tuple[tuple[int, ...], ...] | None:
     """Of each walk the columns that it touches; None if it is long work to tell."""
-    low, high = min(walk.low for walk in walks), max(walk.high for walk in walks)
-    different = list(dict.fromkeys(walks))
-    lengths = (n for w in different for n in (w.low - low, w.high - low, w.pitch, w.span))
+    start, end = min(low for low, *_ in bytes_of), max(high for _, high, *_ in bytes_of)
+    different = list(dict.fromkeys(bytes_of))
+    lengths = (n for low, high, *step in different for n in (low - start, high - start, *step))
     unit = math.gcd(*lengths)
-    if len(different) * (high - low) > _MOST_COMPARED * unit:
+    if len(different) * (end - start) > _MOST_COMPARED * unit:
         return None
-    at = np.arange(low, high, unit)
-    is_touched = np.array([_touches(walk, at) for walk in different])
+    at = np.arange(start, end, unit)
+    is_touched = np.array([_touches(one, at) for one in different])
     _, column = np.unique(np.packbits(is_touched, axis=0), axis=1, return_inverse=True)
     column = column.reshape(-1)
     of = {
-        walk: tuple(np.unique(column[own]).tolist())
-        for walk, own in zip(different, is_touched, strict=True)
+        one: tuple(np.unique(column[own]).tolist())
+        for one, own in zip(different, is_touched, strict=True)
     }
-    return tuple(of[walk] for walk in walks)
+    return tuple(of[one] for one in bytes_of)
 
 
-def _touches(walk: _Walk, at: _Ints) -> npt.NDArray[np.bool_]:
-    is_within = (walk.low <= at) & (at < walk.high)
-    if walk.pitch:
-        is_within &= (at - walk.low) % walk.pitch < walk.span
+def _touches(one: _Bytes, at: _Ints) -> npt.NDArray[np.bool_]:
+    low, high, pitch, span = one
+    is_within = (low <= at) & (at < high)
+    if pitch:
+        is_within &= (at - low) % pitch < span
     return is_within
 
 
@@ -213,14 +217,18 @@ def _boxes(rows: InstructionTable, storage: _Ints) -> tuple[_Ints, _Ints, _Ints,
     return np.where(in_hbm, first, top), np.where(in_hbm, end, bottom), left, right
 
 
-def _strides_on_chip(rows: InstructionTable) -> tuple[_Ints, _Ints]:
-    """Of each operand on chip the pitch and the span of its walk through a partition, else 0."""
-    on_chip = ~_IS_HBM[np.frombuffer(rows.kind, np.uint8) // 2]
+def _walks(rows: InstructionTable) -> tuple[_Ints, ...]:
+    """What a `_Walk` has, of each operand."""
+    in_hbm = _IS_HBM[np.frombuffer(rows.kind, np.uint8) // 2]
+    top = np.frombuffer(rows.start_partition, np.uint16).astype(np.int64)
+    bottom = top + np.frombuffer(rows.partitions, np.uint32)
     pattern = np.frombuffer(rows.pattern, np.uint32)
     patterns = rows.patterns()
     pitch = np.array([found.pitch for found in patterns] or [0], np.int64)[pattern]
     span = np.array([found.span for found in patterns] or [0], np.int64)[pattern]
-    return np.where(on_chip, pitch, 0), np.where(on_chip, span, 0)
+    low = np.frombuffer(rows.low, np.uint64).astype(np.int64)
+    high = np.frombuffer(rows.high, np.uint64).astype(np.int64)
+    return np.where(in_hbm, 0, top), np.where(in_hbm, 1, bottom), low, high, pitch, span
 
 
 def _pitches(
