@@ -9,7 +9,7 @@ can run.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from trnx.nki_kernels.generator.timeline import Op, visible_times
@@ -50,7 +50,7 @@ class _Engines:
         moved = {i for places in turns.values() for i in places if not ops[i].transfer}
         times = visible_times(ops, constants)
         self._visible = {i: ns for i, ns in enumerate(times) if i not in moved}
-        self._free: Counter[str] = Counter()
+        self._free: defaultdict[str, float] = defaultdict(float)
         self._port = 0.0
         self._table = ""
         self._left = Counter(table for turn in turns if (table := self._table_of(turn)))
