@@ -90,11 +90,9 @@ class LoopWrites:
         for tensor, chosen, before in body.writes:
             shadow = self._written.of(tensor.storage)
             left = chosen & (shadow.mask(tensor) != 0)
-            earlier = torch.full(left.shape, NONE) if before is None else before
-            for number in torch.unique(earlier[left]).tolist():
+            for number, places in _by_condition(left, before):
                 if number not in numbers:
                     numbers[number] = self._condition(core, body.loop, number, why)[1]
-                places = left & (earlier == number)
                 shadow.unmark(tensor, places)
                 self._skips.put_one(tensor, places, numbers[number])
         if bodies:
@@ -111,6 +109,16 @@ class LoopWrites:
         self._loops[id(flags)] = loop
         self._resets[core].append(functools.partial(_reset, flags, sources))
         return flags, number
+
+
+def _by_condition(
+    left: torch.Tensor, before: torch.Tensor | None
+) -> list[tuple[int, torch.Tensor]]:
+    """Each condition of the elements where `left`, and where it is theirs."""
+    if before is None:
+        return [(NONE, left)] if bool(left.any()) else []
+    found = torch.unique(before[left]).tolist()
+    return [(number, left & (before == number)) for number in found]
 
 
 def _reset(flags: torch.Tensor, sources: Sources) -> None:
