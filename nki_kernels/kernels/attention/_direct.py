@@ -43,26 +43,37 @@ _HIDDEN = -3.0e38
 
 
 class DirectProblem(NamedTuple):
-    """What the kernel computes, of heads in `cuts` pieces. `bias[128, 1]` is the shift. Where
-    attention is causal, blocks on the diagonal are in `pairs`, or else the product of `identity`
-    and `hidden`, `[128, 128]` in bfloat16, hides keys (rows) after the query."""
+    """What the kernel computes, of heads in `cuts` pieces. `span`: blocks of keys that a group
+    loads together, a multiple of `GROUP`, or 0 where all keys of a head stay in SBUF. `bias[128,
+    1]` is the shift. Where attention is causal, blocks on the diagonal are in `pairs`, or else the
+    product of `identity` and `hidden`, `[128, 128]` in bfloat16, hides keys (rows) after the
+    query."""
 
     causal: bool
     scale: float
     cuts: int
+    span: int
     pairs: bool
     bias: nl.NkiTensor
     identity: nl.NkiTensor | None
     hidden: nl.NkiTensor | None
 
 
-class DirectHead(NamedTuple):
-    """Keys `[d / cuts, cuts, S]`, and values with a column of ones `[128, S / 128, Dv + 1]`;
-    `parts`: how many keys there were after each load."""
+class KeySpan(NamedTuple):
+    """Keys `[d / cuts, cuts, blocks * 128]` of a head from block `first` on, and their values with
+    a column of ones `[128, blocks, Dv + 1]`; `parts`: how many keys there were after each load."""
 
+    first: int
     keys: nl.NkiTensor
     values: nl.NkiTensor
     parts: list[int]
+
+
+class DirectHead(NamedTuple):
+    """Keys and values of a head: one span of all of them, for all groups, or those that a group has
+    loaded."""
+
+    spans: list[KeySpan]
 
 
 class DirectGroup(NamedTuple):
@@ -108,7 +119,7 @@ class DirectOutputs(NamedTuple):
     good: nl.NkiTensor
 
 
-def direct_problem(causal: bool, scale: float, width: int, pairs: bool) -> DirectProblem:
+def direct_problem(causal: bool, scale: float, width: int, span: int, pairs: bool) -> DirectProblem:
     """The constant tiles, for heads of this width."""
     pmax = nl.tile_size.pmax
     bias = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -118,7 +129,39 @@ def direct_problem(causal: bool, scale: float, width: int, pairs: bool) -> Direc
     if causal and not pairs:
         identity = identity_of(nl.bfloat16)
         hidden = triangle(_HIDDEN, 0.0, nl.greater, nl.bfloat16)
-    return DirectProblem(causal, scale, (width + pmax - 1) // pmax, pairs, bias, identity, hidden)
+    cuts = (width + pmax - 1) // pmax
+    return DirectProblem(causal, scale, cuts, span, pairs, bias, identity, hidden)
+
+
+def has_block(head: DirectHead, block: int) -> bool:
+    """Whether a block of keys is in a span."""
+    found = False
+    for span in head.spans:
+        found = found or span.first <= block < span.first + span.values.shape[1]
+    return found
+
+
+def _span_of(head: DirectHead, block: int) -> KeySpan:
+    """Where a block of keys is."""
+    found = head.spans[0]
+    for span in head.spans:
+        if span.first <= block < span.first + span.values.shape[1]:
+            found = span
+    return found
+
+
+def _keys_of(head: DirectHead, block: int, count: int) -> nl.NkiTensor:
+    """`count` blocks of keys, `[d / cuts, cuts, count * 128]`, of one span."""
+    pmax = nl.tile_size.pmax
+    span = _span_of(head, block)
+    start = (block - span.first) * pmax
+    return span.keys[:, :, start : start + count * pmax]
+
+
+def _values_of(head: DirectHead, block: int) -> nl.NkiTensor:
+    """A block of values, `[128, Dv + 1]`."""
+    span = _span_of(head, block)
+    return span.values[:, block - span.first, :]
 
 
 def weigh(p: DirectProblem, groups: list[DirectGroup], chunk: list[Piece]) -> nl.NkiTensor:
@@ -149,7 +192,7 @@ def raise_chunk(groups: list[DirectGroup], chunk: list[Piece]) -> None:
     for piece in chunk:
         group = groups[piece.group]
         if piece.pairs > 0 and len(group.raised) == 0:
-            values = group.source.values
+            values = group.source.spans[0].values  # of all keys, as there are pairs
             group.raised.append(raise_values(values, group.first, group.blocks))
 
 
@@ -161,12 +204,12 @@ def _is_diagonal(group: DirectGroup, piece: Piece) -> bool:
 def _score_pair(group: DirectGroup, piece: Piece, pair: int, scores: nl.NkiTensor) -> None:
     """Scores of one pair of a piece."""
     pmax = nl.tile_size.pmax
-    start = (piece.query + 2 * pair) * pmax
-    first = group.first * pmax + start
+    query = piece.query + 2 * pair
+    start = query * pmax
     column = piece.column + pair * PAIR_COLUMNS
     score_pair(
         scores[:, column : column + PAIR_COLUMNS],
-        group.source.keys[:, 0, first : first + 2 * pmax],
+        _keys_of(group.source, group.first + query, 2)[:, 0, :],
         group.queries[:, 0, start : start + 2 * pmax],
     )
 
@@ -175,7 +218,7 @@ def _score(p: DirectProblem, group: DirectGroup, piece: Piece, scores: nl.NkiTen
     """Scores of a piece that is no pair, in each bank that it reaches."""
     pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
-    keys = group.source.keys[:, :, piece.key * pmax : (piece.key + 1) * pmax]
+    keys = _keys_of(group.source, piece.key, 1)
     column = piece.column
     while column < piece.end:
         end = min(piece.end, (column // bank + 1) * bank)
@@ -195,12 +238,12 @@ def combine(
     groups: list[DirectGroup], chunk: list[Piece], weights: nl.NkiTensor, outputs: DirectOutputs
 ) -> None:
     """The weights of a chunk times their values; stores the groups that end with it, but for the
-    last one of all, which has one block."""
+    last one of all."""
     pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
     for piece in chunk:
         group = groups[piece.group]
-        width = group.source.values.shape[2]
+        width = outputs.out.shape[3] + 1
         shared = together(width)
         if piece.begins:
             banks = (group.blocks + shared - 1) // shared
@@ -215,7 +258,7 @@ def combine(
                 products[:, query // shared, start : start + width],
                 weights[:, column : column + PAIR_COLUMNS],
                 number % 2,
-                group.source.values[:, piece.key + number, :],
+                _values_of(group.source, piece.key + number),
                 group.raised[0][:, query // 2, :],
             )
         for number in range(piece.blocks):
@@ -225,7 +268,7 @@ def combine(
             nisa.nc_matmul(
                 dst=products[:, query // shared, start : start + width],
                 stationary=weights[:, column : column + pmax],
-                moving=group.source.values[:, piece.key, :],
+                moving=_values_of(group.source, piece.key),
             )
         if piece.ends and piece.group + 1 < len(groups):
             _finish(group, outputs)
@@ -255,7 +298,10 @@ def _finish(group: DirectGroup, outputs: DirectOutputs) -> None:
 
 
 def finish_last(group: DirectGroup, outputs: DirectOutputs) -> None:
-    """The same of the last group, whose one block all wait for."""
+    """The same of the last group, whose one block all wait for where keys stay in SBUF."""
+    if group.blocks > 1:
+        _finish(group, outputs)
+        return
     pmax = nl.tile_size.pmax
     width = outputs.out.shape[3]
     products = group.products[0]

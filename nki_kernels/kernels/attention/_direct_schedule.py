@@ -17,7 +17,6 @@ from trnx.nki_kernels.kernels.attention._direct import (
     DirectOutputs,
     DirectProblem,
     Piece,
-    columns_of,
     combine,
     direct_problem,
     finish_last,
@@ -26,10 +25,12 @@ from trnx.nki_kernels.kernels.attention._direct import (
     raise_chunk,
     weigh,
 )
+from trnx.nki_kernels.kernels.attention._direct_chunks import chunks_of
 from trnx.nki_kernels.kernels.attention._direct_diagonal import is_paired
-from trnx.nki_kernels.kernels.attention._direct_loads import FIRST_KEYS, PART, load_group
+from trnx.nki_kernels.kernels.attention._direct_loads import PART, load_group, load_spans
+from trnx.nki_kernels.kernels.attention._forward_rows import forward_places
 from trnx.nki_kernels.kernels.attention._heads import store_late
-from trnx.nki_kernels.kernels.attention._long import GROUP, LongOutputs, long_problem, together
+from trnx.nki_kernels.kernels.attention._long import GROUP, LongOutputs, long_problem
 from trnx.nki_kernels.kernels.attention._long_schedule import (
     Place,
     attend,
@@ -41,14 +42,12 @@ from trnx.nki_kernels.kernels.attention._long_schedule import (
 # while ScalarE still takes the scores of its banks. One more where GpSimd hides keys in between.
 _LAG = 3
 _LAG_OF_PAIRS = 4
-# Columns of the first chunks, and of the last one.
-_FIRST_COLUMNS = (256, 384, 384, 512, 1024)
-_LAST_COLUMNS = 512
-# Chunks before its first one that a group is loaded.
+# Chunks before its first one that a group is loaded, and that a span of keys is: this takes DMA
+# about 6 microseconds.
 _AHEAD = 4
+_SPAN_AHEAD = 10
 # Chunks before the end, when what can be is flagged.
 _EARLY = 2
-_BANKS = 8  # of PSUM
 # Products of 128 columns, at half rate: as long as DMA takes for the first keys and queries.
 _WARM_UP = 19
 # And while ScalarE takes the first scores: products of 64 features keep the rate as it is, as they
@@ -66,132 +65,50 @@ class Unflagged(NamedTuple):
     turn: int
 
 
-class Step(NamedTuple):
-    """A block of keys and the `blocks` from `query` on of a group that see it, or `pairs` of blocks
-    on the diagonal."""
-
-    key: int
-    query: int
-    blocks: int
-    pairs: int
-
-
-def _steps_of(p: DirectProblem, place: Place, ahead: int) -> list[Step]:
-    """All that a group meets, `ahead` blocks of keys that all of its queries see before others. A
-    block on the diagonal, which are more work for TensorE where it hides keys, is between two that
-    are not; pairs come first, for GpSimd to hide keys in time."""
-    steps: list[Step] = []
-    first = place.first if p.causal else place.seen
-    for key in range(min(ahead, first, place.seen)):
-        steps.append(Step(key, 0, place.blocks, 0))
-    own = max(0, min(place.blocks, place.seen - first))
-    paired = own // 2 * 2 if p.pairs else 0
-    if paired > 0:
-        steps.append(Step(first, 0, 0, paired // 2))
-    for key in range(max(min(first, place.seen), own)):
-        if key < own:
-            query = key + 1 if key < paired else key
-            if query < place.blocks:
-                steps.append(Step(first + key, query, place.blocks - query, 0))
-        if ahead <= key < min(first, place.seen):
-            steps.append(Step(key, 0, place.blocks, 0))
-    return steps
-
-
-def _limit_of(number: int, most: int) -> int:
-    """Columns of chunk `number`."""
-    return min(most, _FIRST_COLUMNS[number]) if number < len(_FIRST_COLUMNS) else most
-
-
-def chunks_of(p: DirectProblem, places: list[Place], width: int) -> list[list[Piece]]:
-    """All pieces in order, in chunks two of which fill the banks that the products leave; the first
-    ones are small, for ScalarE to begin soon."""
-    bank = nl.tile_size.psum_bank_fmax
-    products = (GROUP + together(width) - 1) // together(width)
-    if 2 * products <= _BANKS // 2:
-        products = 2 * products  # of the next group, too
-    most = (_BANKS - products) // 2 * bank
-    chunks: list[list[Piece]] = []
-    chunk: list[Piece] = []
-    column = 0
-    limit = _FIRST_COLUMNS[0]
-    for number in range(len(places)):
-        steps = _steps_of(p, places[number], FIRST_KEYS if number == 0 else 0)
-        if number + 1 == len(places):  # of one block
-            left = column + columns_of(len(steps), 0)
-            limit = min(limit, max(_LAST_COLUMNS, left - _LAST_COLUMNS))
-        for at in range(len(steps)):
-            step = steps[at]
-            done = 0
-            while done < step.blocks + step.pairs:
-                if limit - column < columns_of(min(1, step.blocks), min(1, step.pairs)):
-                    chunks.append(chunk)
-                    chunk = []
-                    column = 0
-                    limit = _limit_of(len(chunks), most)
-                    if number + 1 == len(places):
-                        left = columns_of(len(steps) - at, 0)
-                        limit = min(limit, max(_LAST_COLUMNS, left - _LAST_COLUMNS))
-                room = limit - column
-                count = min(step.blocks - done, room // columns_of(1, 0))
-                pairs = min(step.pairs - done, room // columns_of(0, 1))
-                start = 2 * done if step.pairs > 0 else done
-                done += max(count, pairs)
-                chunk.append(
-                    Piece(
-                        group=number,
-                        key=step.key + (start if step.pairs > 0 else 0),
-                        query=step.query + start,
-                        blocks=max(0, count),
-                        pairs=max(0, pairs),
-                        column=column,
-                        end=column + columns_of(max(0, count), max(0, pairs)),
-                        begins=at == 0 and start == 0,
-                        ends=at + 1 == len(steps) and done == step.blocks + step.pairs,
-                    )
-                )
-                column = chunk[len(chunk) - 1].end
-    chunks.append(chunk)
-    return chunks
-
-
 def attend_directly(
     causal: bool,
     scale: float,
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     out: nl.NkiTensor,
     lse: nl.NkiTensor | None,
+    span: int,
     cores: int,
 ) -> None:
     """All groups of all heads that are this program's; `lse[blocks of queries of all, 128]`, or
-    None. Where a row is out of range, all of them once more by `attend`."""
+    None. `span`: keys that a group loads together, or 0 where all keys of a head stay in SBUF.
+    Where a row is out of range, all of them once more by `attend`, or by `forward_places`."""
     q, k, v = tensors
     pmax = nl.tile_size.pmax
     own = own_places(places_of(causal, 0, scale, q, k), cores)
     if len(own) == 0:
         return
-    places = _in_order(causal, own)
+    places = _in_order(causal, own, span > 0)
     operand = warm_operand()
     warm_up(_WARM_UP, operand)
     load_table(nl.exp)
-    pairs = causal and is_paired(q.shape[3], k.shape[2], v.shape[3])
-    p = direct_problem(causal, scale, q.shape[3], pairs)
+    pairs = causal and span == 0 and is_paired(q.shape[3], k.shape[2], v.shape[3])
+    p = direct_problem(causal, scale, q.shape[3], span // pmax, pairs)
     blocks = q.shape[0] * q.shape[1] * q.shape[2] // pmax
     inverses = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    parts = k.shape[0] * k.shape[1] * _most_parts(v)
+    parts = k.shape[0] * k.shape[1] * _most_parts(v, span)
     good = nl.ndarray((pmax, blocks + parts), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=good, value=1.0, engine=nisa.engine.gpsimd)
     outputs = DirectOutputs(out, inverses, good)
     flags = _attend(p, tensors, places, outputs, lse, operand)
     for _ in nl.dynamic_range(repairs_of(flags, operand[:, 0:1])):
-        negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
-        exact = long_problem(causal, 0, False, scale, q.shape[3])
-        attend(exact, (q, k, v, None), LongOutputs(out, inverses, negmaxes), lse, cores)
+        if span > 0:
+            forward_places(causal, scale, tensors, own, (out, lse))
+        else:
+            negmaxes = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
+            exact = long_problem(causal, 0, False, scale, q.shape[3])
+            attend(exact, (q, k, v, None), LongOutputs(out, inverses, negmaxes), lse, cores)
 
 
-def _in_order(causal: bool, places: list[Place]) -> list[Place]:
+def _in_order(causal: bool, places: list[Place], loads_again: bool) -> list[Place]:
     """The second group of a head first, where it sees keys before its own, and the last block of
-    queries by itself."""
+    queries by itself, but where that `loads_again` all keys."""
+    if loads_again:
+        return places
     last = places[len(places) - 1]
     ordered = places[: len(places) - 1]
     if last.blocks > 1:
@@ -228,13 +145,15 @@ def _attend(
     parts = 0
     ended = 0
     lag = _LAG_OF_PAIRS if p.pairs else _LAG
+    ahead = _SPAN_AHEAD if p.span > 0 else _AHEAD
+    loaded = 0
     for turn in range(len(chunks) + lag):
-        ahead = chunks[min(turn + _AHEAD, len(chunks) - 1)]
-        while len(groups) <= ahead[len(ahead) - 1].group:
-            for values in load_group(p, tensors, groups, places[len(groups)]):
-                more = _unflagged(values, outputs.inverses.shape[1] + parts, turn + _AHEAD)
-                unflagged = unflagged + more
-                parts += len(more)
+        until = min(turn + ahead + 1, len(chunks))
+        for values in _load(p, tensors, groups, places, chunks[loaded:until]):
+            more = _unflagged(values, outputs.inverses.shape[1] + parts, turn + ahead)
+            unflagged = unflagged + more
+            parts += len(more)
+        loaded = until
         if len(unflagged) > 0 and unflagged[0].turn <= turn:
             _flag(unflagged.pop(0), outputs)
         if turn == max(0, len(chunks) - _EARLY):
@@ -250,6 +169,8 @@ def _attend(
             combine(groups, chunks[turn - lag], weights.pop(0), outputs)
             for piece in chunks[turn - lag]:
                 ended += 1 if piece.ends else 0
+                if piece.ends and p.span > 0:
+                    _forget(groups[piece.group])
         if turn != lag and turn < len(chunks):
             weights.append(weigh(p, groups, chunks[turn]))
         if turn + 1 == len(chunks) and lse is not None:
@@ -260,6 +181,29 @@ def _attend(
         _store_last_logs(outputs, lse, end - 1, end)
         _store_logs(outputs, lse, start, end - 1)
     return flags[0]
+
+
+def _load(
+    p: DirectProblem,
+    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    groups: list[DirectGroup],
+    places: list[Place],
+    chunks: list[list[Piece]],
+) -> list[nl.NkiTensor]:
+    """Load what `chunks` need; gives the values that are there for the first time."""
+    loaded: list[nl.NkiTensor] = []
+    for chunk in chunks:
+        while len(groups) <= chunk[len(chunk) - 1].group:
+            loaded = loaded + load_group(p, tensors, groups, places[len(groups)])
+        if p.span > 0:
+            loaded = loaded + load_spans(p, tensors, groups, places, chunk)
+    return loaded
+
+
+def _forget(group: DirectGroup) -> None:
+    """No more of its keys and values are needed: the simulator keeps what a list holds."""
+    for _ in range(len(group.source.spans)):
+        group.source.spans.pop()
 
 
 def _rows_of(groups: list[DirectGroup]) -> tuple[int, int]:
@@ -305,10 +249,13 @@ def _blocks_flagged(width: int) -> int:
     return max(1, _FLAGGED // (width + 1))
 
 
-def _most_parts(v: nl.NkiTensor) -> int:
+def _most_parts(v: nl.NkiTensor, span: int) -> int:
     """The parts in which the values of a head are flagged, at most: one more for each load."""
     blocks: int = v.shape[2] // nl.tile_size.pmax
     loads: int = 2 + v.shape[2] // PART
+    if span > 0:
+        # Each group may see keys that none has seen before, in a span, and in the next.
+        loads = 3 + 2 * (-(-blocks // GROUP))
     return blocks // _blocks_flagged(v.shape[3]) + loads
 
 

@@ -10,7 +10,8 @@ by. Up to 512 keys, as many heads as fit a PSUM bank go through each instruction
 there is one query a head (decoding), the heads of a group are the rows of a tile. Few queries of
 many keys have a kernel of their own, `decode_kernel`, and so have long sequences in 2 bytes
 with a mask of keys at most, `long_kernel`; in bfloat16 and without a mask `direct_kernel`, which
-looks for no maxima, and does all again as `long_kernel` does where scores are out of its range.
+looks for no maxima, and does all again as `long_kernel` does where scores are out of its range;
+`streamed_kernel` is the same of more keys than SBUF holds.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from trnx.nki_kernels.kernels.attention._decode_softmax import (
     store_decode_logs,
 )
 from trnx.nki_kernels.kernels.attention._direct_schedule import attend_directly
+from trnx.nki_kernels.kernels.attention._fit import SPAN, fits, keeps_rows, streams
 from trnx.nki_kernels.kernels.attention._forward import (
     STAGES,
     Biases,
@@ -79,12 +81,6 @@ _RESIDENT_BYTES = 65536
 # key head at a time, with fewer keys instructions over several heads are worth more.
 _FEW_QUERIES = 8
 _LONG_KEYS = 1024
-# Keys and values of a head for `long_kernel`, bytes per partition: those of two are in SBUF.
-_LONG_BYTES = 62464
-# What `direct_kernel` keeps of a block of queries in a partition, with that of a repair, and how
-# much of that fits beside the largest keys and values.
-_BLOCK_BYTES = 10
-_ROWS_BYTES = 24576
 
 
 @nki.jit
@@ -318,7 +314,28 @@ def direct_kernel(
     its time where the scores of each row end in a range around zero, and else in more."""
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
     lse = _logs_of(q, gives_logs)
-    attend_directly(causal, scale, (q, k, v), out, _by_blocks(lse), cores)
+    attend_directly(causal, scale, (q, k, v), out, _by_blocks(lse), 0, cores)
+    if lse is None:
+        return out
+    return out, lse
+
+
+@nki.jit
+def streamed_kernel(
+    q: nl.NkiTensor,
+    k: nl.NkiTensor,
+    v: nl.NkiTensor,
+    causal: bool,
+    scale: float,
+    span: int,
+    gives_logs: bool = True,
+    cores: int = 1,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
+    """As `direct_kernel`, of any number of keys: each 512 queries load `span` of them at a time, a
+    multiple of 512. Where scores are out of range, `sdpa_kernel`'s way gives the results."""
+    out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
+    lse = _logs_of(q, gives_logs)
+    attend_directly(causal, scale, (q, k, v), out, _by_blocks(lse), span, cores)
     if lse is None:
         return out
     return out, lse
@@ -332,22 +349,6 @@ def _is_decoding(b: Bindings, hw: Hardware) -> bool:
         return False  # transposes are products there, which make NaN of a mask's -inf
     length, group = b.q.shape[2], b.q.shape[1] // b.k.shape[1]
     return bool(length <= _FEW_QUERIES and group * length <= 128 and b.k.shape[2] >= _LONG_KEYS)
-
-
-def _fits(b: Bindings) -> bool:
-    """Whether the keys and values of two heads fit SBUF beside all else that `long_kernel` needs
-    there."""
-    depth = b.k.shape[2]
-    masks = 0 if b.attn_mask is None else depth
-    return bool(depth * 2 + depth // 128 * (b.v.shape[3] + 1) * 2 + masks <= _LONG_BYTES)
-
-
-def _keeps_rows(b: Bindings) -> bool:
-    """Whether there is room beside them for what `direct_kernel` keeps of each block of queries."""
-    depth = b.k.shape[2]
-    heads = 2 * (depth * 2 * -(-b.k.shape[3] // 128) + depth // 128 * (b.v.shape[3] + 1) * 2)
-    blocks = b.q.shape[0] * b.q.shape[1] * b.q.shape[2] // 128
-    return bool(heads + _BLOCK_BYTES * blocks <= 2 * _LONG_BYTES + _ROWS_BYTES)
 
 
 def _sdpa(
@@ -386,10 +387,14 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     if _is_decoding(b, hw):
         few = (has_bool_mask(b), b.scale, logs)
         return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
-    if is_direct(b, hw) and _fits(b) and _keeps_rows(b):
+    if is_direct(b, hw) and fits(b) and keeps_rows(b):
         launch = Launch.of(direct_kernel, b, ("q", "k", "v"), b.is_causal, b.scale, logs)
         return replace(launch, unknown_trips=0)
-    if is_long(b, hw) and _fits(b):
+    if is_direct(b, hw) and streams(b):
+        plain = (b.is_causal, b.scale, SPAN, logs)
+        launch = Launch.of(streamed_kernel, b, ("q", "k", "v"), *plain)
+        return replace(launch, unknown_trips=0)
+    if is_long(b, hw) and fits(b):
         names = ("q", "k", "v", "attn_mask")
         return Launch.of(long_kernel, b, names, b.is_causal, b.window, b.scale, logs)
     constants = (has_bool_mask(b), dropout_factor(b), b.is_causal, b.window, b.scale, logs)
