@@ -350,6 +350,7 @@ def cases() -> Iterator[Case]:
     """All rows."""
     yield _attention(8, 2048, 128, 0.45)
     yield _attention(8, 4096, 128, 0.55)
+    yield _attention(1, 16384, 128, 0.55)
     yield _attention(12, 1024, 64, 0.75, otherwise=0.40)
     yield _attention(8, 2048, 128, 0.45, trains=True)
     yield _decode(8, 8, 1, 4096, 128)
