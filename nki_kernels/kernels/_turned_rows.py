@@ -36,7 +36,7 @@ from trnx.nki_kernels.kernels._turned_statistics import (
 
 _RESULTS = 1024  # columns of results in PSUM at once
 _STAGES = 3  # from the first products of a tile to its result
-_AHEAD = 4  # tiles whose loads have begun then
+_AHEAD = 2  # tiles whose loads have begun then
 _TERMS = 3  # of a float32 number in bfloat16
 _APART = 32  # rows of the array of one of the products side by side
 _PIECE = 256  # columns of such a product

@@ -24,8 +24,6 @@ from trnx.nki_kernels.kernels.attention._long_schedule import Place
 from trnx.nki_kernels.kernels.attention._masks import Bias, Masks
 from trnx.nki_kernels.kernels.attention._row_logs import RowLogs, store_logs
 
-_ALONE = Chunk(0, 1, 0, 1, 1)  # the one head of a view
-
 
 def forward_places(
     causal: bool,
@@ -71,13 +69,14 @@ def _forward_place(
     k = _alone(k[place.batch, head])
     v = _alone(v[place.batch, head])
     out, lse = results
+    alone = Chunk(0, 1, 0, 1, 1)  # the one head of a view
     block = counter(place.first)
     last = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)  # key that a query sees
     nisa.iota(dst=last, pattern=[[0, 1]], offset=0, channel_multiplier=1)
     for _ in nl.dynamic_range(place.blocks):
         load_table(nl.exp)
         rows = _block_of(q[place.batch, place.head], block)
-        queries = load_transposed(rows, _ALONE, 0, pmax, p.features).transposed
+        queries = load_transposed(rows, alone, 0, pmax, p.features).transposed
         logs = RowLogs(None, False, [])
         if lse is not None:
             logs = RowLogs(_block_of(lse[place.batch, place.head], block), False, [])
@@ -85,7 +84,7 @@ def _forward_place(
         pipeline = empty_pipeline()
         seen = place.seen * pmax
         for start in range(0, seen, p.tile):
-            tile = load_keys(p, k[:, :, 0:seen], v[:, :, 0:seen], _ALONE, start)
+            tile = load_keys(p, k[:, :, 0:seen], v[:, :, 0:seen], alone, start)
             seen_keys = None
             if numbers is not None and start >= place.first * pmax:
                 seen_keys = _seen(numbers[:, 0 : tile.size], last)
@@ -93,7 +92,7 @@ def _forward_place(
             # their rounded maximum by more than an exponential takes.
             bias = Bias(zeros[:, :, :, 0 : tile.size], seen_keys)
             is_last = start + p.tile >= seen
-            prepared = Prepared(queries, tile, _ALONE, 0, bias, is_last)
+            prepared = Prepared(queries, tile, alone, 0, bias, is_last)
             pipeline = step(p, outputs, pipeline, prepared)
         for _turn in range(STAGES):
             pipeline = step(p, outputs, pipeline, None)

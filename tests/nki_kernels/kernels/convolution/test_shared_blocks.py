@@ -60,7 +60,7 @@ FORMS: dict[str, tuple[dict[str, Any], bool]] = {
     "few weights": ({"x": (8, 960, 7, 7), "outs": 160}, True),
     "ragged": ({"x": (7, 901, 7, 6), "outs": 131}, True),
     "one image": ({"x": (1, 2000, 19, 19), "outs": 130}, True),
-    "many weights": ({"x": (8, 160, 7, 7), "outs": 960}, False),
+    "many weights": ({"x": (4, 160, 10, 10), "outs": 1600}, False),
     "transposed": ({"x": (8, 960, 7, 7), "outs": 160, "transposed": True}, True),
     "several blocks": ({"x": (8, 256, 14, 14), "outs": 256, "kernel": 3}, False),
     "pairs": ({"x": (8, 192, 28, 28), "outs": 384, "kernel": 2, "stride": 2}, True),
