@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,34 +61,27 @@ def record_beginning(
 ) -> Beginning:
     """The first `most` instructions of each program of a launch, checked as they are recorded.
     Raises what recording raises; programs that wait for one that has ended raise, too."""
-    work = functools.partial(_record, function, arguments, grid, options, most)
+
+    def work() -> Beginning:
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            FullPrecision(),
+            observing(_Limit(most)) as limit,
+        ):
+            simulator = Simulator(options, grid, Findings(options.strict, options.warn))
+            limit.simulator = simulator
+            positional, keywords = Arguments(simulator).convert_all(function, tuple(arguments), {})
+
+            def body(core: Core) -> None:
+                CURRENT.set(simulator)
+                with contextlib.suppress(_EndOfBeginning):
+                    function(*positional, **keywords)
+                simulator.keep_loops(core)
+
+            simulator.cores.run(body)
+            simulator.rows.seal()
+            simulator.forget()
+            return Beginning(simulator.rows, not limit.has_ended)
+
     return contextvars.copy_context().run(work)
-
-
-def _record(
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    grid: tuple[int, ...],
-    options: TraceOptions,
-    most: int,
-) -> Beginning:
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        FullPrecision(),
-        observing(_Limit(most)) as limit,
-    ):
-        simulator = Simulator(options, grid, Findings(options.strict, options.warn))
-        limit.simulator = simulator
-        positional, keywords = Arguments(simulator).convert_all(function, tuple(arguments), {})
-
-        def body(core: Core) -> None:
-            CURRENT.set(simulator)
-            with contextlib.suppress(_EndOfBeginning):
-                function(*positional, **keywords)
-            simulator.keep_loops(core)
-
-        simulator.cores.run(body)
-        simulator.rows.seal()
-        simulator.forget()
-        return Beginning(simulator.rows, not limit.has_ended)
