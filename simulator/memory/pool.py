@@ -92,12 +92,21 @@ class BufferPool:
 
     def hold(self) -> None:
         """A loop begins: its body runs again, and what it read it reads again. So nothing is reused
-        but, within the body, what the body itself took: each turn writes that anew. Programs of a
-        grid may record loops at the same time, and run them turn by turn: then nothing is.
+        but, within the body, what the body itself took: each turn writes that anew.
         """
         self._holds += 1
-        self._keep_spare()
-        self._of_body = set() if self._holds == 1 else None
+        if self._holds == 1:
+            self._of_body = set()
+        else:
+            self.share()
+
+    def share(self) -> None:
+        """Other programs record while loops are open, and all run turn by turn: nothing is reused
+        until the loops have ended, what the bodies took neither."""
+        self._of_body = None
+        for buffers in self._spare.values():
+            self._held += buffers
+        self._spare.clear()
 
     def nest(self) -> None:
         """A loop begins in another one: what it frees, its next turn may read."""
@@ -112,16 +121,10 @@ class BufferPool:
         self._holds -= 1
         if self._holds:
             return
-        self._keep_spare()
-        self._of_body = None
+        self.share()
         held, self._held = self._held, []
         for buffer in held:
             self.put(buffer)
-
-    def _keep_spare(self) -> None:
-        for buffers in self._spare.values():
-            self._held += buffers
-        self._spare.clear()
 
     def can_keep(self, nbytes: int) -> bool:
         """False where there are enough copies."""

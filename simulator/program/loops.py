@@ -132,6 +132,7 @@ class Loops:
         """Mark the place where a program waits for others; None outside of loops."""
         if not self._open:
             return None
+        self._recorder.pool.share()
         for one in self._open:
             one.loop.meets = True
             one.meets_ranks |= meets_ranks

@@ -184,3 +184,26 @@ def dropped_in_turns(x, outer, inner):
             nisa.tensor_tensor(dst=total, data1=total, data2=other, op=nl.subtract)
     nl.store(out, total)
     return out
+
+
+@nki.jit
+def turns_that_meet(x, turns):
+    """Program i adds up `2 * x[1 - i] + 1`, `turns` times; it gets that anew in each turn. A tile
+    of the turn is gone when the programs meet.
+    """
+    me = nl.program_id()
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    mine = nl.load(x[me])
+    total = nl.ndarray(x.shape[1:], dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=total, value=0.0)
+    for _ in nl.dynamic_range(turns):
+        tile = nl.ndarray(x.shape[1:], dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=tile, data=mine, op0=nl.multiply, operand0=2.0)
+        result = nl.ndarray(x.shape[1:], dtype=x.dtype, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=result, data=tile, op0=nl.add, operand0=1.0)
+        got = nl.ndarray(x.shape[1:], dtype=x.dtype, buffer=nl.sbuf)
+        tile = result
+        nisa.sendrecv(src=tile, dst=got, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+        nisa.tensor_tensor(dst=total, data1=total, data2=got, op=nl.add)
+    nl.store(out[me], total)
+    return out

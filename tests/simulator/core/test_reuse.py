@@ -153,6 +153,15 @@ def test_turns_read_what_is_dropped_in_them(kernels: ModuleType, outer: int, inn
     torch.testing.assert_close(got, total)
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_programs_that_meet_in_turns_have_memory_of_their_own(
+    kernels: ModuleType, turns: int
+) -> None:
+    x = torch.randn(2, 127, 33)
+    got = simulate(kernels.turns_that_meet, "trn2", 2)(x, turns)
+    torch.testing.assert_close(got, turns * (2.0 * x.flip(0) + 1.0))
+
+
 def test_a_body_has_the_memory_of_what_is_live(kernels: ModuleType) -> None:
     x = torch.randn(128, 64)
     got = _both_ways(kernels.many_tiles_in_a_turn, [x, 100])
