@@ -34,6 +34,7 @@ from trnx.nki_kernels.kernels.attention._masks import (
     CLAMP_FALSE,
     CLAMP_FLOAT,
     Bias,
+    Hidden,
     Masks,
     apply_bias,
     bias_key,
@@ -43,6 +44,7 @@ from trnx.nki_kernels.kernels.attention._masks import (
     load_mask,
     make_bias,
 )
+from trnx.nki_kernels.kernels.attention._maxima import with_maxima
 from trnx.nki_kernels.kernels.attention._row_logs import TINY, RowLogs, RowSums, add_sums
 
 # From this many keys on ScalarE takes one instruction per head, which saves VectorE two passes.
@@ -51,7 +53,8 @@ _MANY_KEYS = 128
 
 class Problem(NamedTuple):
     """What the kernel computes, and how: `group` query heads share a key head; keys come in
-    tiles of `tile`; `resident`: they stay in SBUF while queries stream by."""
+    tiles of `tile`; `resident`: they stay in SBUF while queries stream by. `scales_exactly`: the
+    product of a score and `scale` is not rounded."""
 
     masks: Masks
     dropout: nl.NkiTensor | None
@@ -62,6 +65,7 @@ class Problem(NamedTuple):
     keys: HeadLayout
     tile: int
     resident: bool
+    scales_exactly: bool
 
 
 class KeyTile(NamedTuple):
@@ -161,24 +165,11 @@ def load_keys(p: Problem, k: nl.NkiTensor, v: nl.NkiTensor, chunk: Chunk, start:
     return KeyTile(start, size, keys, load_blocks(v, chunk, start, size))
 
 
-def _negated_max(p: Problem, scores: nl.NkiTensor, scale: float) -> nl.NkiTensor:
-    """`-max(scores * scale)` of each row and head, clamped where a mask or a window may hide all of
-    a row of a tile."""
-    negmax = nl.ndarray((scores.shape[0], scores.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=negmax, op=nl.maximum, data=scores, axis=2, negate=True)
-    if p.masks.mask is not None or p.masks.window > 0:
-        clamp = CLAMP_FLOAT if p.masks.mask is not None and not p.masks.boolean else CLAMP_FALSE
-        nisa.tensor_scalar(
-            dst=negmax,
-            data=negmax,
-            op0=nl.multiply,
-            operand0=scale,
-            op1=nl.minimum,
-            operand1=-clamp,
-        )
-    elif scale != 1.0:
-        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.multiply, operand0=scale)
-    return negmax
+def _clamp(masks: Masks) -> float | None:
+    """What the maximum of a row is at least, where a mask or a window may hide all of it."""
+    if masks.mask is None and masks.window == 0:
+        return None
+    return CLAMP_FLOAT if masks.mask is not None and not masks.boolean else CLAMP_FALSE
 
 
 def _exponentials(
@@ -237,17 +228,17 @@ def _score(p: Problem, t: Prepared) -> Scored:
 
 def _weigh(p: Problem, dtype: str, s: Scored, oldmax: nl.NkiTensor | None) -> Weighted:
     """The weights in `dtype`, relative to the maximum that includes `oldmax`."""
-    scores = s.scores
     chunk = s.chunk
-    rows = scores.shape[0]
-    scale = p.scale
+    rows = s.scores.shape[0]
+    scores = Hidden(s.scores, p.scale)
     if s.bias is not None:
-        hidden = apply_bias(scores, scale, s.bias, chunk)
-        scores, scale = hidden.scores, hidden.scale
-    negmax = _combined_max(_negated_max(p, scores, scale), oldmax)
+        scores = apply_bias(s.scores, p.scale, s.bias, chunk)
+    is_exact = p.scales_exactly or s.cols < _MANY_KEYS
+    scores, negmax = with_maxima(scores, is_exact, _clamp(p.masks))
+    negmax = _combined_max(negmax, oldmax)
     padded = new_weights(chunk, rows, s.cols, p.keys, dtype)
     weights = padded[:, 0 : chunk.pairs, 0 : s.cols]
-    total = _exponentials(weights, scores, negmax, scale)
+    total = _exponentials(weights, scores.scores, negmax, scores.scale)
     if p.dropout is not None:
         keep = load_mask(p.dropout, chunk, s.row, rows, s.start, s.cols)
         drop(split_heads(weights, chunk), split_heads(weights, chunk), keep, p.factor)

@@ -22,6 +22,7 @@ from trnx.nki_kernels.kernels.attention._heads import load_transposed
 from trnx.nki_kernels.kernels.attention._layout import Chunk, head_layout
 from trnx.nki_kernels.kernels.attention._long_schedule import Place
 from trnx.nki_kernels.kernels.attention._masks import Bias, Masks
+from trnx.nki_kernels.kernels.attention._maxima import is_power_of_two
 from trnx.nki_kernels.kernels.attention._row_logs import RowLogs, store_logs
 
 
@@ -41,29 +42,27 @@ def forward_places(
     features = head_layout(q.shape[3], False, False)
     keys = head_layout(k.shape[2], False, False)
     tile = min(nl.tile_size.psum_bank_fmax, k.shape[2])
-    p = Problem(Masks(None, False, False, 0), None, 1.0, scale, 1, features, keys, tile, False)
+    plain = Masks(None, False, False, 0)
+    p = Problem(plain, None, 1.0, scale, 1, features, keys, tile, False, is_power_of_two(scale))
     pmax = nl.tile_size.pmax
-    zeros = nl.ndarray((pmax, 1, 1, tile), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=zeros, value=0.0)
     numbers = None
     if causal:
         numbers = nl.ndarray((pmax, tile), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=numbers, pattern=[[1, tile]], offset=0, channel_multiplier=0)
     for place in places:
-        _forward_place(p, tensors, place, (zeros, numbers), (out, lse))
+        _forward_place(p, tensors, place, numbers, (out, lse))
 
 
 def _forward_place(
     p: Problem,
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     place: Place,
-    constants: tuple[nl.NkiTensor, nl.NkiTensor | None],
+    numbers: nl.NkiTensor | None,
     results: tuple[nl.NkiTensor, nl.NkiTensor | None],
 ) -> None:
-    """The blocks of one place. `constants`: zeros, and where attention is causal the numbers of the
-    keys of a tile, both on each partition: the last tile of keys begins with the queries."""
+    """The blocks of one place. `numbers`: where attention is causal, those of the keys of a tile,
+    on each partition: the last tile of keys begins with the queries."""
     q, k, v = tensors
-    zeros, numbers = constants
     pmax = nl.tile_size.pmax
     head = place.head // (q.shape[1] // k.shape[1])
     k = _alone(k[place.batch, head])
@@ -85,12 +84,9 @@ def _forward_place(
         seen = place.seen * pmax
         for start in range(0, seen, p.tile):
             tile = load_keys(p, k[:, :, 0:seen], v[:, :, 0:seen], alone, start)
-            seen_keys = None
+            bias = None
             if numbers is not None and start >= place.first * pmax:
-                seen_keys = _seen(numbers[:, 0 : tile.size], last)
-            # Scaled before the maximum is subtracted: scaled scores of 1e9 and more differ from
-            # their rounded maximum by more than an exponential takes.
-            bias = Bias(zeros[:, :, :, 0 : tile.size], seen_keys)
+                bias = Bias(None, _seen(numbers[:, 0 : tile.size], last))
             is_last = start + p.tile >= seen
             prepared = Prepared(queries, tile, alone, 0, bias, is_last)
             pipeline = step(p, outputs, pipeline, prepared)

@@ -18,6 +18,8 @@ from trnx.nki_kernels.kernels._matmul import multiply
 from trnx.nki_kernels.kernels._operands import MatmulOperand, fill_operand, load_operand
 from trnx.nki_kernels.kernels.attention._heads import column, matmul_slot
 from trnx.nki_kernels.kernels.attention._layout import HeadLayout
+from trnx.nki_kernels.kernels.attention._masks import Hidden
+from trnx.nki_kernels.kernels.attention._maxima import is_power_of_two, with_maxima
 
 # What a product adds to the scores of hidden keys, and the least maximum of a row: exact powers of
 # two in bfloat16, so that exp of their difference is 0, also where all keys of a row are hidden.
@@ -235,27 +237,16 @@ def _weigh_chunk(p: Problem, source: Projected, start: int, count: int) -> nl.Nk
                 stationary=p.ones[:, 0 : p.length],
                 moving=p.hidden[:, key : key + p.length],
             )
-    negmax = nl.ndarray((p.length, heads), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=negmax, op=nl.maximum, data=scores, axis=2, negate=True)
-    if p.hidden is None:
-        nisa.tensor_scalar(dst=negmax, data=negmax, op0=nl.multiply, operand0=p.scale)
-    else:
-        nisa.tensor_scalar(
-            dst=negmax,
-            data=negmax,
-            op0=nl.minimum,
-            operand0=-_LEAST,
-            op1=nl.multiply,
-            operand1=p.scale,
-        )
+    clamp = None if p.hidden is None else _LEAST * p.scale
+    data, negmax = with_maxima(Hidden(scores, p.scale), is_power_of_two(p.scale), clamp)
     weights = nl.ndarray(shape, dtype=source.queries.dtype, buffer=nl.sbuf)
     for head in range(heads):
         nisa.activation(
             dst=weights[:, head, :],
             op=nl.exp,
-            data=scores[:, head, :],
+            data=data.scores[:, head, :],
             bias=negmax[:, head : head + 1],
-            scale=p.scale,
+            scale=data.scale,
         )
     return weights
 

@@ -69,6 +69,7 @@ from trnx.nki_kernels.kernels.attention._layout import (
 from trnx.nki_kernels.kernels.attention._long import LongOutputs, long_problem
 from trnx.nki_kernels.kernels.attention._long_schedule import attend
 from trnx.nki_kernels.kernels.attention._masks import Masks, as_four, heads_as_rows
+from trnx.nki_kernels.kernels.attention._maxima import is_power_of_two
 from trnx.nki_kernels.kernels.attention._row_logs import RowLogs, store_logs
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, KernelSpec, Launch, Pattern
@@ -193,6 +194,7 @@ def _attend(
         keys,
         tile,
         stored * itemsize <= _RESIDENT_BYTES,
+        is_power_of_two(scale),
     )
     biases = Biases([])
     tensors = (q, k, v)

@@ -35,7 +35,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # batch, heads, queries, keys, width: heads side by side, ragged rows, and several tiles of keys
 SHAPES = [(2, 6, 20, 20, 16), (1, 2, 130, 70, 24), (1, 2, 9, 520, 8)]
-TOLERANCES = {torch.float32: (2e-5, 4e-6), torch.bfloat16: (1.6e-2, 2e-2)}
+TOLERANCES = {
+    torch.float32: (2e-5, 4e-6),
+    torch.bfloat16: (1.6e-2, 2e-2),
+    torch.float16: (2e-3, 2e-3),
+}
 
 
 def generator() -> torch.Generator:
@@ -149,6 +153,23 @@ def test_large_scores_do_not_overflow() -> None:
     values["q"] = values["q"] * 300.0
     out, lse = simulated(FORWARD, values, "trn2")
     expected, expected_lse = canonical_ops.sdpa(**values)
+    assert_close([out, lse], [expected, expected_lse])
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+@pytest.mark.parametrize("case", ["plain", "causal", "bias", "dropout"])
+@pytest.mark.parametrize("sizes", [(1, 2, 200, 200, 96), (2, 4, 40, 40, 24), (2, 3, 130, 130, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_scores_whose_scale_rounds_by_more_than_an_exponential_takes(
+    dtype: torch.dtype, sizes: tuple[int, int, int, int, int], case: str, target: str
+) -> None:
+    """Neighbouring numbers of the size of the scores are hundreds apart."""
+    values = make_inputs(generator(), *sizes, **CASES[case], dtype=dtype)
+    for name in ("q", "k"):
+        values[name] = (values[name].float() * 4e4).clamp(-6e4, 6e4).to(dtype)
+    out, lse = simulated(FORWARD, values, target)
+    expected, expected_lse = canonical_ops.sdpa(**values)
+    assert expected_lse.abs().max() > 2e9
     assert_close([out, lse], [expected, expected_lse])
 
 

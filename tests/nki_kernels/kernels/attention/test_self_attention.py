@@ -97,6 +97,17 @@ def test_large_logits() -> None:
     check(model, 60 * torch.randn(4, 100, 128).bfloat16(), lnc=2, select="legal")
 
 
+@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize("masked", [False, True])
+def test_scores_that_lie_further_apart_than_an_exponential_takes(width: int, masked: bool) -> None:
+    """Of 1e11 and more, so that each row attends to one key: a scale that is no power of two
+    rounds them by thousands."""
+    torch.manual_seed(0)
+    model = SelfAttention(128, width).eval()
+    mask = torch.rand(3, 1, 1, 40) > 0.3 if masked else None
+    check(model, 1e6 * torch.randn(3, 40, 128), mask, select="legal")
+
+
 def test_what_is_not_finite_stays_in_its_entry() -> None:
     torch.manual_seed(0)
     model = SelfAttention(128, 64, bias=False).bfloat16().eval()
