@@ -3,8 +3,9 @@
 convolution_backward(g, x, w, ...)[0]    convolution(g, w, ..., transposed=not transposed)
 convolution_backward(g, x, w, ...)[2]    sum(g, all dims but the channels)
 
-What is left computes the gradient of the weight alone. Sizes must be numbers: the output padding of
-the gradient depends on them.
+What is left computes the gradient of the weight alone. The gradient of `x` has the layout of `x`; a
+convolution has that of its input, so `g` is copied where only one of them has its channels last.
+Sizes must be numbers: the output padding of the gradient depends on them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch
 from torch import fx
 
 from trnx.fx_passes.match import call_arguments
-from trnx.fx_passes.metadata import call_if_same, replace
+from trnx.fx_passes.metadata import call_if_same, insert_call, replace
 from trnx.fx_passes.nodes import aten, val
 from trnx.fx_passes.passes import Pass
 from trnx.fx_passes.symbolic import is_symbolic
 
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _MASK = 10  # the argument that says which gradients are wanted
 
 
@@ -40,7 +42,16 @@ def _input_gradient(node: fx.Node, item: fx.Node) -> fx.Node | None:
             counted = (val(grad).shape[2 + i] - 1) * steps[i] - 2 * pads[i] + reach
             more[i] = val(x).shape[2 + i] - counted
     how = (steps, pads, dilations, not transposed, more, groups)
-    return call_if_same(item, aten.convolution.default, (grad, weight, None, *how))
+    found = call_if_same(item, aten.convolution.default, (grad, weight, None, *how))
+    if found is not None or dims not in _CHANNELS_LAST:
+        return found
+    is_plain = val(item).is_contiguous()
+    layout = torch.contiguous_format if is_plain else _CHANNELS_LAST[dims]
+    copied = insert_call(item, aten.clone.default, (grad,), {"memory_format": layout})
+    found = call_if_same(item, aten.convolution.default, (copied, weight, None, *how))
+    if found is None:
+        item.graph.erase_node(copied)
+    return found
 
 
 def _bias_gradient(node: fx.Node, item: fx.Node) -> fx.Node | None:

@@ -353,6 +353,7 @@ def cases() -> Iterator[Case]:
     yield _attention(1, 16384, 128, 0.55)
     yield _attention(12, 1024, 64, 0.75, otherwise=0.40)
     yield _attention(8, 2048, 128, 0.45, trains=True)
+    yield _attention(2, 8192, 128, 0.45, trains=True)
     yield _decode(8, 8, 1, 4096, 128)
     yield _decode(8, 8, 1, 8192, 128)
     yield _linear(1, 4096, 4096, 0.92)

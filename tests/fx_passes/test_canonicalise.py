@@ -333,3 +333,28 @@ def test_no_guards_are_added() -> None:
     assert len(mode.shape_env.guards) == before
     x = torch.randn(4, 9, 6)
     torch.testing.assert_close(gm(x, W, B), F.gelu(F.linear(x, W, B)).transpose(1, 2) + 1)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("last", [("x",), ("g",), ("x", "g"), ("x", "w"), ()])
+def test_gradients_of_a_convolution_are_apart_in_any_layout(
+    last: tuple[str, ...], dims: int
+) -> None:
+    """`last`: what has its channels last."""
+    tensors = {
+        "g": torch.randn(2, 6, *(3,) * dims),
+        "x": torch.randn(2, 4, *(6,) * dims),
+        "w": torch.randn(6, 4, *(2,) * dims),
+    }
+    for name in last:
+        tensors[name] = tensors[name].movedim(1, -1).contiguous().movedim(-1, 1)
+
+    def gradients(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        how = ([2] * dims, [0] * dims, [1] * dims, False, [0] * dims, 1, [True] * 3)
+        return aten.convolution_backward(g, x, w, [6], *how)
+
+    gm = _graph(gradients, *tensors.values())
+    targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+    assert targets.count(aten.convolution.default) == 1
+    masks = [n.args[10] for n in gm.graph.nodes if n.target is aten.convolution_backward.default]
+    assert masks == [[False, True, False]]

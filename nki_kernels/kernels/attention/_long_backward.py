@@ -2,7 +2,8 @@
 of up to 512 keys.
 
 The gradients of a tile of keys gather in PSUM while all queries go by, those of queries in SBUF
-while all tiles do. TensorE does five products and one transposition of a pair of block and tile;
+while all tiles do. Nothing else stays there: queries and what belongs to them are loaded again for
+each tile. TensorE does five products and one transposition of a pair of block and tile;
 while it does those of one pair, ScalarE and VectorE find the weights of the next and their
 gradients. A mask of keys is one more product, of ones and what it adds to the scores.
 """
@@ -19,6 +20,8 @@ from trnx.nki_kernels.kernels.attention._masks import shares
 
 # What hides a key, before the scale: the products of 2-byte elements are below.
 _HIDING = 1.0e37
+# Blocks of queries that are loaded together.
+_RUN = 8
 # Pairs whose turned score gradients wait for their keys: copies out of PSUM take that long.
 _WAITING = 2
 
@@ -36,52 +39,79 @@ class LongGradients(NamedTuple):
     ones: nl.NkiTensor
 
 
-class KeySide(NamedTuple):
-    """Keys and values of a head, `[d, S]`, and keys as rows, `[128, S / 128, d]`. `dk` and `dv`:
-    their sums over the query heads so far, `[128, S / 128, d]`, where there are several. `bias[1,
-    S]`: what a mask of keys adds to the scores."""
+class KeyRows(NamedTuple):
+    """Keys and values `[d, keys]`, and keys as rows, `[128, keys / 128, d]`. `bias[1, keys]`: what
+    a mask of keys adds to the scores."""
 
-    batch: int
-    head: int
     keys: nl.NkiTensor
     values: nl.NkiTensor
-    key_rows: nl.NkiTensor
-    dk: nl.NkiTensor | None
-    dv: nl.NkiTensor | None
+    rows: nl.NkiTensor
     bias: nl.NkiTensor | None
 
 
+class KeyTile(NamedTuple):
+    """Keys `start .. start + size` of a head; `loaded` has one element while they are in SBUF."""
+
+    start: int
+    size: int
+    loaded: list[KeyRows]
+
+
+class QueryRows(NamedTuple):
+    """Queries and output gradients `[d, queries]`, and as rows, `[128, queries / 128, d]`; so are
+    outputs, in a list of one where they are needed."""
+
+    queries: nl.NkiTensor
+    grads: nl.NkiTensor
+    query_rows: nl.NkiTensor
+    grad_rows: nl.NkiTensor
+    out_rows: list[nl.NkiTensor]
+
+
+class QueryRun(NamedTuple):
+    """Blocks `first .. end` of the queries of a head, which meet a tile of keys one after the
+    other; `loaded` as of `KeyTile`. `begins`: the last of them has met none before."""
+
+    first: int
+    end: int
+    begins: bool
+    loaded: list[QueryRows]
+
+
+class KeySide(NamedTuple):
+    """A key head. `dk` and `dv`: their sums over the query heads so far, in HBM, `[128, S / 128,
+    d]`, where there are several."""
+
+    batch: int
+    head: int
+    dk: nl.NkiTensor | None
+    dv: nl.NkiTensor | None
+
+
 class QuerySide(NamedTuple):
-    """Queries and output gradients of a head, `[d, L]`, and as rows, `[128, L / 128, d]`, as are
-    outputs; `logs` is lse. Of each query, `[128, L / 128]`: `neglse` and `delta`, the sum of output
-    times its gradient. `dq`: sums over tiles of keys. `first` and `last` of those that share a key
-    head."""
+    """A query head; `logs` is lse, up to 128 blocks a tile. Of each query, `[128, L / 128]`:
+    `neglse` and `delta`, the sum of output times its gradient. `dq`: sums over tiles of keys.
+    `first` and `last` of those that share a key head."""
 
     head: int
     first: bool
     last: bool
     source: KeySide
-    queries: nl.NkiTensor
-    grads: nl.NkiTensor
-    query_rows: nl.NkiTensor
-    grad_rows: nl.NkiTensor
-    out_rows: nl.NkiTensor
-    logs: nl.NkiTensor
+    logs: list[nl.NkiTensor]
     neglse: nl.NkiTensor
     delta: nl.NkiTensor
     dq: nl.NkiTensor
 
 
 class Pair(NamedTuple):
-    """Query block `block` and keys `start + skip .. start + width`; the last 128 of them are on the
-    diagonal where `crossed`. `opens` and `closes` a tile of keys of `size`, `begins` and `ends` the
-    sums of its queries. `sums` of the tile: dk and dv, `[128, size / 128, d]` in PSUM, once there
-    are any."""
+    """Query block `block` and keys `skip .. width` of a tile; the last 128 of them are on the
+    diagonal where `crossed`. `opens` and `closes` the tile, `begins` and `ends` the sums of its
+    queries. `sums` of the tile: dk and dv, `[128, size / 128, d]` in PSUM, once there are any."""
 
     side: QuerySide
+    queries: QueryRun
+    tile: KeyTile
     block: int
-    start: int
-    size: int
     skip: int
     width: int
     crossed: bool
@@ -107,7 +137,7 @@ class Turned(NamedTuple):
     grads: nl.NkiTensor
 
 
-def _rows(x: nl.NkiTensor) -> nl.NkiTensor:
+def load_blocks(x: nl.NkiTensor) -> nl.NkiTensor:
     """`x[N, width]` as `[128, N / 128, width]`."""
     pmax = nl.tile_size.pmax
     blocks = x.shape[0] // pmax
@@ -131,10 +161,10 @@ def long_gradients(
     return LongGradients(dq, dk, dv, causal, window, scale, mask, ones)
 
 
-def _key_bias(mask: nl.NkiTensor | None, batch: int) -> nl.NkiTensor | None:
+def _key_bias(mask: nl.NkiTensor | None, batch: int, start: int, end: int) -> nl.NkiTensor | None:
     if mask is None:
         return None
-    row = mask[0 if shares(mask, 0) else batch, 0, 0:1]
+    row = mask[0 if shares(mask, 0) else batch, 0, 0:1, start:end]
     flags = nl.ndarray(row.shape, dtype=mask.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=flags, src=row)
     bias = nl.ndarray(row.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -144,113 +174,142 @@ def _key_bias(mask: nl.NkiTensor | None, batch: int) -> nl.NkiTensor | None:
     return bias
 
 
-def load_key_side(
-    g: LongGradients, k: nl.NkiTensor, v: nl.NkiTensor, batch: int, head: int, shared: bool
-) -> KeySide:
-    """Load a key head; `shared` by several query heads."""
-    pmax = nl.tile_size.pmax
-    blocks = k.shape[2] // pmax
-    dk = None
-    dv = None
-    if shared:
-        dk = nl.ndarray((pmax, blocks, k.shape[3]), dtype=nl.float32, buffer=nl.sbuf)
-        dv = nl.ndarray((pmax, blocks, v.shape[3]), dtype=nl.float32, buffer=nl.sbuf)
-    keys = load_turned(k[batch, head], 1)[:, 0, :]
-    values = load_turned(v[batch, head], 1)[:, 0, :]
-    return KeySide(
-        batch, head, keys, values, _rows(k[batch, head]), dk, dv, _key_bias(g.mask, batch)
+def load_keys(
+    g: LongGradients, tile: KeyTile, k: nl.NkiTensor, v: nl.NkiTensor, source: KeySide
+) -> None:
+    """Load keys and values of a head."""
+    end = tile.start + tile.size
+    keys = k[source.batch, source.head, tile.start : end]
+    values = v[source.batch, source.head, tile.start : end]
+    tile.loaded.append(
+        KeyRows(
+            load_turned(keys, 1)[:, 0, :],
+            load_turned(values, 1)[:, 0, :],
+            load_blocks(keys),
+            _key_bias(g.mask, source.batch, tile.start, end),
+        )
     )
 
 
-def load_query_side(
-    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
-    source: KeySide,
-    head: int,
-    shared: int,
-) -> QuerySide:
-    """Load a query head of q, grad_out, out and lse, which shares its keys with others."""
+def load_queries(
+    run: QueryRun, tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor], side: QuerySide
+) -> None:
+    """Load queries and output gradients of a head of q, grad_out and out."""
     pmax = nl.tile_size.pmax
-    batch = source.batch
-    q, grad, out, lse = tensors
-    blocks = q.shape[2] // pmax
-    queries = load_turned(q[batch, head], 1)[:, 0, :]
-    grads = load_turned(grad[batch, head], 1)[:, 0, :]
-    grad_rows = _rows(grad[batch, head])
-    out_rows = _rows(out[batch, head])
+    q, grad, out = tensors
+    batch = side.source.batch
+    head = side.head
+    first = run.first * pmax
+    end = run.end * pmax
+    queries = q[batch, head, first:end]
+    grads = grad[batch, head, first:end]
+    out_rows: list[nl.NkiTensor] = []
+    if run.begins:
+        out_rows.append(load_blocks(out[batch, head, first:end]))
+    run.loaded.append(
+        QueryRows(
+            load_turned(queries, 1)[:, 0, :],
+            load_turned(grads, 1)[:, 0, :],
+            load_blocks(queries),
+            load_blocks(grads),
+            out_rows,
+        )
+    )
+
+
+def query_side(
+    lse: nl.NkiTensor, source: KeySide, head: int, shared: int, dq: nl.NkiTensor
+) -> QuerySide:
+    """A query head, which shares its keys with others; its lse is loaded."""
+    pmax = nl.tile_size.pmax
+    blocks = lse.shape[2] // pmax
     neglse = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
     delta = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
-    logs = nl.ndarray((blocks, pmax), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=logs, src=lse[batch, head].reshape((blocks, pmax)))
-    dq = nl.ndarray((pmax, blocks, q.shape[3]), dtype=nl.float32, buffer=nl.sbuf)
-    return QuerySide(
-        head,
-        head % shared == 0,
-        head % shared == shared - 1,
-        source,
-        queries,
-        grads,
-        _rows(q[batch, head]),
-        grad_rows,
-        out_rows,
-        logs,
-        neglse,
-        delta,
-        dq,
-    )
+    rows = lse[source.batch, head].reshape((blocks, pmax))
+    logs: list[nl.NkiTensor] = []
+    for first in range(0, blocks, pmax):
+        part = rows[first : min(blocks, first + pmax)]
+        tile = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=part)
+        logs.append(tile)
+    place = head % shared
+    return QuerySide(head, place == 0, place == shared - 1, source, logs, neglse, delta, dq)
 
 
-def prepare_block(side: QuerySide, block: int) -> None:
-    """What the pairs of a block of queries need of `out` and `lse`."""
+def negate_logs(side: QuerySide) -> None:
+    """`neglse` of a head."""
     pmax = nl.tile_size.pmax
-    if block == 0:
-        turned = nl.ndarray(side.neglse.shape, dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(dst=turned, data=side.logs, engine=nisa.engine.tensor)
-        nisa.tensor_scalar(dst=side.neglse, data=turned, op0=nl.multiply, operand0=-1.0)
-    product = nl.ndarray((pmax, side.out_rows.shape[2]), dtype=nl.float32, buffer=nl.sbuf)
+    for number in range(len(side.logs)):
+        logs = side.logs[number]
+        first = number * pmax
+        part = side.neglse[:, first : first + logs.shape[0]]
+        turned = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=turned, data=logs, engine=nisa.engine.tensor)
+        nisa.tensor_scalar(dst=part, data=turned, op0=nl.multiply, operand0=-1.0)
+
+
+def find_delta(pair: Pair) -> None:
+    """`delta` of a block of queries."""
+    rows = pair.queries.loaded[0]
+    place = pair.block - pair.queries.first
+    outs = rows.out_rows[0]
+    shape = (nl.tile_size.pmax, outs.shape[2])
+    product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
         dst=product,
-        data1=side.grad_rows[:, block, :],
-        data2=side.out_rows[:, block, :],
+        data1=rows.grad_rows[:, place, :],
+        data2=outs[:, place, :],
         op=nl.multiply,
         engine=nisa.engine.gpsimd,
     )
-    nisa.tensor_reduce(dst=side.delta[:, block : block + 1], op=nl.add, data=product, axis=1)
+    delta = pair.side.delta[:, pair.block : pair.block + 1]
+    nisa.tensor_reduce(dst=delta, op=nl.add, data=product, axis=1)
 
 
 def pairs_of(g: LongGradients, side: QuerySide) -> list[Pair]:
     """The pairs of a head, tile by tile of keys."""
-    pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
-    blocks = side.queries.shape[1] // pmax
-    keys = side.source.keys.shape[1]
-    depth = keys
+    depth = g.dk.shape[2]
     if g.causal:
-        depth = min(depth, side.queries.shape[1])
+        depth = min(depth, g.dq.shape[2])
     pairs: list[Pair] = []
     for start in range(0, depth, bank):
-        size = min(bank, depth - start)
-        first = start // pmax if g.causal else 0
-        stop = blocks
-        if g.window > 0:
-            stop = min(blocks, (start + size + g.window - 2) // pmax + 1)
-        sums: list[nl.NkiTensor] = []
-        for block in range(first, stop):
-            span = key_span(block, keys, g.causal, g.window)
-            diagonal = (block + 1) * pmax - start
-            width = min(size, span[1] - start)
+        tile = KeyTile(start, min(bank, depth - start), [])
+        pairs = pairs + _pairs_of_tile(g, side, tile)
+    return pairs
+
+
+def _pairs_of_tile(g: LongGradients, side: QuerySide, tile: KeyTile) -> list[Pair]:
+    """The blocks of queries that see a tile of keys."""
+    pmax = nl.tile_size.pmax
+    start, size = tile.start, tile.size
+    depth = g.dk.shape[2]
+    first = start // pmax if g.causal else 0
+    stop = g.dq.shape[2] // pmax
+    if g.window > 0:
+        stop = min(stop, (start + size + g.window - 2) // pmax + 1)
+    sums: list[nl.NkiTensor] = []
+    pairs: list[Pair] = []
+    for run_first in range(first, stop, _RUN):
+        end = min(stop, run_first + _RUN)
+        begins = key_span(end - 1, depth, g.causal, g.window)[0] >= start
+        run = QueryRun(run_first, end, begins, [])
+        for block in range(run_first, end):
+            seen = key_span(block, depth, g.causal, g.window)
+            width = min(size, seen[1] - start)
             pairs.append(
                 Pair(
                     side,
+                    run,
+                    tile,
                     block,
-                    start,
-                    size,
-                    max(0, span[0] - start),
+                    max(0, seen[0] - start),
                     width,
-                    g.causal and width == diagonal,
+                    g.causal and width == (block + 1) * pmax - start,
                     block == first,
                     block + 1 == stop,
-                    span[0] >= start,
-                    start + width == span[1],
+                    seen[0] >= start,
+                    start + width == seen[1],
                     sums,
                 )
             )
@@ -272,26 +331,29 @@ def score_pair(g: LongGradients, pair: Pair) -> Scored:
     """Weights and the gradients of their scores."""
     pmax = nl.tile_size.pmax
     side = pair.side
-    rows = slice(pair.block * pmax, (pair.block + 1) * pmax)
-    first = pair.start + pair.skip
-    keys = slice(first, pair.start + pair.width)
+    queries = pair.queries.loaded[0]
+    source = pair.tile.loaded[0]
+    row = (pair.block - pair.queries.first) * pmax
+    rows = slice(row, row + pmax)
+    keys = slice(pair.skip, pair.width)
     shape = (pmax, pair.width - pair.skip)
     scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     seen = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     column = slice(pair.block, pair.block + 1)
-    nisa.nc_matmul(dst=scores, stationary=side.queries[:, rows], moving=side.source.keys[:, keys])
-    if side.source.bias is not None:
-        nisa.nc_matmul(dst=scores, stationary=g.ones, moving=side.source.bias[:, keys])
-    nisa.nc_matmul(dst=seen, stationary=side.grads[:, rows], moving=side.source.values[:, keys])
+    nisa.nc_matmul(dst=scores, stationary=queries.queries[:, rows], moving=source.keys[:, keys])
+    if source.bias is not None:
+        nisa.nc_matmul(dst=scores, stationary=g.ones, moving=source.bias[:, keys])
+    nisa.nc_matmul(dst=seen, stationary=queries.grads[:, rows], moving=source.values[:, keys])
     wide = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=wide, op=nl.exp, data=scores, scale=g.scale, bias=side.neglse[:, column])
     if pair.crossed:
         _hide(wide[:, shape[1] - pmax : shape[1]])
     if g.window > 0:
+        first = pair.tile.start + pair.skip
         _hide_before(wide, first - pair.block * pmax + g.window - 1)
-    weights = nl.ndarray(shape, dtype=side.queries.dtype, buffer=nl.sbuf)
+    weights = nl.ndarray(shape, dtype=queries.queries.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=weights, src=wide, engine=nisa.engine.gpsimd)
-    grads = nl.ndarray(shape, dtype=side.queries.dtype, buffer=nl.sbuf)
+    grads = nl.ndarray(shape, dtype=queries.queries.dtype, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=grads,
         data=seen,
@@ -340,7 +402,7 @@ def _sum_up(pair: Pair, target: nl.NkiTensor, rows: nl.NkiTensor, left: nl.NkiTe
         nisa.nc_matmul(
             dst=target[:, first + key, :],
             stationary=left[:, key * pmax : (key + 1) * pmax],
-            moving=rows[:, pair.block, :],
+            moving=rows[:, pair.block - pair.queries.first, :],
         )
 
 
@@ -351,7 +413,7 @@ def finish_pair(g: LongGradients, scored: Scored, waiting: list[Turned]) -> None
     side = pair.side
     if pair.opens:
         for target in (g.dk, g.dv):
-            shape = (pmax, pair.size // pmax, target.shape[3])
+            shape = (pmax, pair.tile.size // pmax, target.shape[3])
             pair.sums.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
     if len(waiting) == _WAITING:
         finish_queries(g, waiting.pop(0))
@@ -365,11 +427,14 @@ def finish_pair(g: LongGradients, scored: Scored, waiting: list[Turned]) -> None
         )
     grads = nl.ndarray(turned.shape, dtype=turned.dtype, buffer=nl.sbuf)
     nisa.activation(dst=grads, op=nl.copy, data=turned)
-    _sum_up(pair, pair.sums[1], side.grad_rows, scored.weights)
-    _sum_up(pair, pair.sums[0], side.query_rows, scored.grads)
+    queries = pair.queries.loaded[0]
+    _sum_up(pair, pair.sums[1], queries.grad_rows, scored.weights)
+    _sum_up(pair, pair.sums[0], queries.query_rows, scored.grads)
+    if pair.block + 1 == pair.queries.end:
+        pair.queries.loaded.pop()  # the simulator keeps what a list holds
     if pair.closes:
-        _store_keys(side, pair, g.dk, pair.sums[0], side.source.dk, g.scale)
-        _store_keys(side, pair, g.dv, pair.sums[1], side.source.dv, 1.0)
+        _store_keys(pair, g.dk, pair.sums[0], side.source.dk, g.scale)
+        _store_keys(pair, g.dv, pair.sums[1], side.source.dv, 1.0)
     waiting.append(Turned(pair, grads))
 
 
@@ -384,7 +449,6 @@ def _add(dst: nl.NkiTensor, data: nl.NkiTensor, scale: float, total: nl.NkiTenso
 
 
 def _store_keys(
-    side: QuerySide,
     pair: Pair,
     target: nl.NkiTensor,
     sums: nl.NkiTensor,
@@ -393,18 +457,22 @@ def _store_keys(
 ) -> None:
     """The gradients of a tile of keys; `total` is of the query heads before."""
     pmax = nl.tile_size.pmax
-    first = pair.start // pmax
-    part = None
+    side = pair.side
+    start = pair.tile.start
+    place = target[side.source.batch, side.source.head, start : start + pair.tile.size]
+    place = place.reshape_dim(0, (sums.shape[1], pmax)).permute((1, 0, 2))
+    before = None
     if total is not None:
+        first = start // pmax
         part = total[:, first : first + sums.shape[1], :]
-    before = None if side.first else part
-    if part is not None and not side.last:
-        _add(part, sums, scale, before)
-        return
-    result = nl.ndarray(sums.shape, dtype=target.dtype, buffer=nl.sbuf)
+        if not side.first:
+            before = nl.ndarray(part.shape, dtype=part.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=before, src=part)
+        if not side.last:
+            place = part
+    result = nl.ndarray(sums.shape, dtype=place.dtype, buffer=nl.sbuf)
     _add(result, sums, scale, before)
-    rows = target[side.source.batch, side.source.head, pair.start : pair.start + pair.size]
-    nisa.dma_copy(dst=rows.reshape_dim(0, (sums.shape[1], pmax)).permute((1, 0, 2)), src=result)
+    nisa.dma_copy(dst=place, src=result)
 
 
 def finish_queries(g: LongGradients, turned: Turned) -> None:
@@ -412,13 +480,17 @@ def finish_queries(g: LongGradients, turned: Turned) -> None:
     pmax = nl.tile_size.pmax
     pair = turned.pair
     side = pair.side
+    rows = pair.tile.loaded[0].rows
+    first = pair.skip // pmax
     product = nl.ndarray((pmax, g.dq.shape[3]), dtype=nl.float32, buffer=nl.psum)
     for key in range(turned.grads.shape[1]):
         nisa.nc_matmul(
             dst=product,
             stationary=turned.grads[:, key, :],
-            moving=side.source.key_rows[:, (pair.start + pair.skip) // pmax + key, :],
+            moving=rows[:, first + key, :],
         )
+    if pair.closes:
+        pair.tile.loaded.pop()
     total = side.dq[:, pair.block, :]
     before = None if pair.begins else total
     if not pair.ends:
@@ -426,5 +498,5 @@ def finish_queries(g: LongGradients, turned: Turned) -> None:
         return
     result = nl.ndarray(product.shape, dtype=g.dq.dtype, buffer=nl.sbuf)
     _add(result, product, g.scale, before)
-    rows = slice(pair.block * pmax, (pair.block + 1) * pmax)
-    nisa.dma_copy(dst=g.dq[side.source.batch, side.head, rows], src=result)
+    row = pair.block * pmax
+    nisa.dma_copy(dst=g.dq[side.source.batch, side.head, row : row + pmax], src=result)

@@ -1,5 +1,5 @@
 """NKI helpers of the gradients of long attention: in which order the work of `_long_backward` is
-done."""
+done, and when its operands are loaded."""
 
 from __future__ import annotations
 
@@ -7,79 +7,111 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels.attention._long_backward import (
+    KeySide,
     LongGradients,
-    QuerySide,
+    Pair,
     Scored,
     Turned,
     clear_unseen_keys,
+    find_delta,
     finish_pair,
     finish_queries,
-    load_key_side,
-    load_query_side,
+    load_keys,
+    load_queries,
+    negate_logs,
     pairs_of,
-    prepare_block,
+    query_side,
     score_pair,
 )
 
-
-def _load(
-    g: LongGradients,
-    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
-    keys: tuple[nl.NkiTensor, nl.NkiTensor],
-    number: int,
-    before: QuerySide | None,
-) -> QuerySide:
-    """Load query head `number` of all batch entries, and its keys where they are not those of
-    `before`."""
-    heads = tensors[0].shape[1]
-    shared = heads // keys[0].shape[1]
-    batch = number // heads
-    head = number % heads
-    if before is None or head % shared == 0:
-        source = load_key_side(g, keys[0], keys[1], batch, head // shared, shared > 1)
-        if g.causal:
-            clear_unseen_keys(g, source, tensors[0].shape[2])
-    else:
-        source = before.source
-    return load_query_side(tensors, source, head, shared)
+# Pairs before the first that needs them, when operands are loaded.
+_AHEAD = 12
 
 
 def differentiate(
     g: LongGradients,
     tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     keys: tuple[nl.NkiTensor, nl.NkiTensor],
-    ahead: bool,
     cores: int,
 ) -> None:
-    """All heads of q, grad_out, out and lse, with their keys and values; `ahead`: the next head is
-    loaded while one is computed. `cores` share the heads of keys."""
-    shared = tensors[0].shape[1] // keys[0].shape[1]
-    first, heads = share_of(tensors[0].shape[0] * tensors[0].shape[1], cores, shared)
-    blocks = tensors[0].shape[2] // nl.tile_size.pmax
+    """All heads of q, grad_out, out and lse, with their keys and values. `cores` share the heads of
+    keys."""
+    q, _, _, lse = tensors
+    pmax = nl.tile_size.pmax
+    heads = q.shape[1]
+    shared = heads // keys[0].shape[1]
+    first, end = share_of(q.shape[0] * heads, cores, shared)
+    dq = nl.ndarray((pmax, q.shape[2] // pmax, q.shape[3]), dtype=nl.float32, buffer=nl.sbuf)
+    sums = _sums_of_heads(g, shared)
     waiting: list[Turned] = []
     scored: Scored | None = None
-    side = None
-    following = None
-    for number in range(first, heads):
-        if following is None:
-            side = _load(g, tensors, keys, number, side)
-            for block in range(blocks):
-                prepare_block(side, block)
-        else:
-            side = following
-        following = None
-        if ahead and number + 1 < heads:
-            following = _load(g, tensors, keys, number + 1, side)
-        pairs = pairs_of(g, side)
-        for step in range(len(pairs)):
-            before = scored
-            scored = score_pair(g, pairs[step])
-            if before is not None:
-                finish_pair(g, before, waiting)
-            block = step + blocks - len(pairs)
-            if following is not None and block >= 0:
-                prepare_block(following, block)
+    source = None
+    ahead: list[Pair] = []
+    for number in range(first, end):
+        batch = number // heads
+        head = number % heads
+        if source is None or head % shared == 0:
+            source = KeySide(batch, head // shared, sums[0], sums[1])
+            if g.causal:
+                clear_unseen_keys(g, source, q.shape[2])
+        side = query_side(lse, source, head, shared, dq)
+        for pair in pairs_of(g, side):
+            _load(g, tensors, keys, pair)
+            ahead.append(pair)
+            if len(ahead) > _AHEAD:
+                scored = _advance(g, scored, ahead, waiting)
+    while len(ahead) > 0:
+        scored = _advance(g, scored, ahead, waiting)
     if scored is not None:
         finish_pair(g, scored, waiting)
     for turned in waiting:
         finish_queries(g, turned)
+
+
+def _sums_of_heads(
+    g: LongGradients, shared: int
+) -> tuple[nl.NkiTensor | None, nl.NkiTensor | None]:
+    """Where the gradients of keys and values are summed over the query heads that share them."""
+    if shared == 1:
+        return None, None
+    pmax = nl.tile_size.pmax
+    blocks = g.dk.shape[2] // pmax
+    dk = nl.ndarray((pmax, blocks, g.dk.shape[3]), dtype=nl.float32, buffer=nl.private_hbm)
+    dv = nl.ndarray((pmax, blocks, g.dv.shape[3]), dtype=nl.float32, buffer=nl.private_hbm)
+    return dk, dv
+
+
+def _load(
+    g: LongGradients,
+    tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
+    keys: tuple[nl.NkiTensor, nl.NkiTensor],
+    pair: Pair,
+) -> None:
+    """What a pair needs and is not there."""
+    if len(pair.tile.loaded) == 0:
+        load_keys(g, pair.tile, keys[0], keys[1], pair.side.source)
+    if len(pair.queries.loaded) == 0:
+        load_queries(pair.queries, tensors[0:3], pair.side)
+
+
+def _advance(
+    g: LongGradients, before: Scored | None, ahead: list[Pair], waiting: list[Turned]
+) -> Scored:
+    """Score the first of the pairs `ahead`, finish the one before, and prepare the next."""
+    pair = ahead.pop(0)
+    if before is None:
+        _prepare(pair)
+    scored = score_pair(g, pair)
+    if before is not None:
+        finish_pair(g, before, waiting)
+    if len(ahead) > 0:
+        _prepare(ahead[0])
+    return scored
+
+
+def _prepare(pair: Pair) -> None:
+    """What the pairs of a block of queries need of `out` and `lse`."""
+    if pair.opens and pair.tile.start == 0:
+        negate_logs(pair.side)
+    if pair.begins:
+        find_delta(pair)

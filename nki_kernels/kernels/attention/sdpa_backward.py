@@ -3,7 +3,7 @@
 The weights are recomputed from lse. A mask's gradient is summed over batch entries and heads that
 share the mask; one that is shared along queries or keys is rejected. Scores are computed in tiles
 of 128 queries and up to 512 keys. Long sequences in 2 bytes with a mask of keys at most have a
-kernel of their own.
+kernel of their own, which keeps nothing but sums of `dq` in SBUF.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from trnx.simulator.hardware import Hardware
 _LONG_TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask")
 # A mask of keys is added before the scale, and must hide them after it.
 _LEAST_SCALE = 1.0e-20
-# For operands in SBUF, bytes per partition: leaves 48 KiB of trn2's to the rest.
-_LONG_BYTES = 180224
+# For the sums of a head in SBUF, bytes per partition: leaves 64 KiB of trn2's to the rest.
+_LONG_BYTES = 163840
 _TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask", "dropout_mask")
 
 
@@ -181,17 +181,16 @@ def long_backward_kernel(
     causal: bool,
     window: int,
     scale: float,
-    ahead: bool,
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
     """`(dq, dk, dv, dmask)` of whole blocks of 128 queries and keys of a 2-byte dtype; a mask is
-    the same for all heads and queries; `ahead`: two heads are in SBUF. `cores` share the heads."""
+    the same for all heads and queries. `cores` share the heads."""
     dq = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     dk = nl.ndarray(k.shape, dtype=k.dtype, buffer=nl.shared_hbm)
     dv = nl.ndarray(v.shape, dtype=v.dtype, buffer=nl.shared_hbm)
     mask = None if attn_mask is None else as_four(attn_mask)
     gradients = long_gradients(dq, dk, dv, causal, window, scale, mask)
-    differentiate(gradients, (q, grad_out, out, lse), (k, v), ahead, cores)
+    differentiate(gradients, (q, grad_out, out, lse), (k, v), cores)
     return dq, dk, dv, _no_mask_gradient(q.dtype)
 
 
@@ -235,24 +234,18 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
     return reason
 
 
-def _stored_bytes(b: Bindings) -> int:
-    """What `long_backward_kernel` keeps of a head in SBUF, bytes per partition."""
-    length, depth, width, values = b.q.shape[2], b.k.shape[2], b.q.shape[3], b.v.shape[3]
-    shared = b.q.shape[1] > b.k.shape[1]
-    queries = 4 * length + length // 128 * (6 * width + 4 * values + 8)
-    keys = 4 * depth + depth // 128 * (2 * width + 4 * shared * (width + values))
-    masks = 0 if b.attn_mask is None else 3 * depth
-    return int(queries + keys + masks)
+def _fits(b: Bindings) -> bool:
+    """Whether there is room for what `long_backward_kernel` keeps of a head: sums of `dq`, and the
+    logarithms and `delta` of this one and the next."""
+    return bool(b.q.shape[2] // 128 * (4 * b.q.shape[3] + 16) <= _LONG_BYTES)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kind of mask and the numbers are constants of the kernel."""
     hides = b.attn_mask is None or b.scale >= _LEAST_SCALE
-    if hides and host.is_long(b, hw) and max(b.q.shape[3], b.v.shape[3]) <= 128:
-        stored = _stored_bytes(b)
-        if stored <= _LONG_BYTES:
-            numbers = (b.is_causal, b.window, b.scale, 2 * stored <= _LONG_BYTES)
-            return Launch.of(long_backward_kernel, b, _LONG_TENSORS, *numbers)
+    if hides and host.is_long(b, hw) and max(b.q.shape[3], b.v.shape[3]) <= 128 and _fits(b):
+        numbers = (b.is_causal, b.window, b.scale)
+        return Launch.of(long_backward_kernel, b, _LONG_TENSORS, *numbers)
     kind = (host.has_bool_mask(b), host.dropout_factor(b), b.is_causal, b.window)
     constants = (*kind, b.scale, b.mask_grad)
     launch = Launch.of(sdpa_backward_kernel, b, _TENSORS, *constants)
