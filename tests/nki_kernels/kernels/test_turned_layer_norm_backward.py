@@ -106,6 +106,13 @@ def test_gradients_are_as_accurate_as_in_eager(
     assert_accurate(values_of(grad, x, weight), parts)
 
 
+@pytest.mark.parametrize("shape", [(128, 4096), (129, 4096), (1151, 768)])
+def test_few_tiles_are_as_accurate_as_in_eager(shape: tuple[int, int]) -> None:
+    """One of all rows, and one that begins and ends with others: 1 and 127 rows behind whole
+    ones."""
+    assert_accurate(values_of(*usual(*shape)), [[*range(shape[0])]])
+
+
 @HALVES
 def test_gradients_along_the_rows_are_as_accurate_as_in_eager(dtype: torch.dtype) -> None:
     """What is left of `grad * weight` is as small as the rounding of the gradient."""
