@@ -21,7 +21,7 @@ _WIDTH = 32  # columns of one
 
 
 class Gradients(NamedTuple):
-    """HBM: the results `[columns]`; `parts[cores, 4, 2, columns / 4]` in float32 is where programs
+    """HBM: the results `[columns]`; `parts[cores, 2, columns]` in float32 is where programs
     that share the work exchange their sums, None where there is one."""
 
     weight: nl.NkiTensor
@@ -35,7 +35,7 @@ def new_gradients(weight: nl.NkiTensor, cores: int) -> Gradients:
     dbias = nl.ndarray(weight.shape, dtype=weight.dtype, buffer=nl.shared_hbm)
     parts = None
     if cores > 1:
-        shape = (cores, _QUARTERS, 2, weight.size // _QUARTERS)
+        shape = (cores, 2, weight.size)
         parts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
     return Gradients(dweight, dbias, parts)
 
@@ -75,18 +75,24 @@ def add_columns(
             )  # fmt: skip
 
 
-def keep_both(results: Gradients, sums: nl.NkiTensor) -> None:
-    """For the weight the first partition of each quarter, for the bias the second one: the results,
-    or this program's part of them."""
-    copy = _copy_of(sums, results)
-    _keep(results, copy, 0, 0)
-    _keep(results, copy, 1, 1)
+def keep_lines(results: Gradients, lines: nl.NkiTensor) -> None:
+    """`lines[2 * blocks, 128]` in PSUM, those for the weight first: the results, or this program's
+    part of them, by both queues at once."""
+    rounded = _copy_of(lines, results)
+    blocks = lines.shape[0] // 2
+    shape = (blocks, lines.shape[1])
+    nisa.dma_copy(dst=_target(results, 0).reshape(shape), src=rounded[0:blocks])
+    store_late(_target(results, 1).reshape(shape), rounded[blocks : 2 * blocks])
 
 
 def keep_each(results: Gradients, weight: nl.NkiTensor, bias: nl.NkiTensor) -> None:
-    """The same from the first partitions of two sums."""
-    _keep(results, _copy_of(weight, results), 0, 0)
-    _keep(results, _copy_of(bias, results), 1, 0)
+    """The same from the first partitions of the quarters of two sums."""
+    for kind, sums in ((0, weight), (1, bias)):
+        rounded = _copy_of(sums, results)
+        target = _target(results, kind).reshape((_QUARTERS, sums.shape[1]))
+        for quarter in range(_QUARTERS):
+            first = quarter * _WIDTH
+            store_late(target[quarter : quarter + 1], rounded[first : first + 1])
 
 
 def join_parts(results: Gradients, cores: int) -> None:
@@ -94,12 +100,14 @@ def join_parts(results: Gradients, cores: int) -> None:
     if results.parts is None:
         return
     nisa.core_barrier(results.parts, (0, 1), engine=nisa.engine.tensor)
-    size = results.parts.shape[3]
-    total = sum_of_parts(results.parts.reshape((cores, _QUARTERS, 2 * size)))
+    size = results.parts.shape[2] // _QUARTERS
+    total = sum_of_parts(results.parts.reshape((cores, 2 * _QUARTERS, size)))
+    rounded = nl.ndarray(total.shape, dtype=results.weight.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=rounded, src=total)
     if is_first():
-        _store(results.weight, total[:, 0:size])
+        store_late(results.weight.reshape((_QUARTERS, size)), rounded[0:_QUARTERS])
     if is_last(cores):
-        _store(results.bias, total[:, size : 2 * size])
+        store_late(results.bias.reshape((_QUARTERS, size)), rounded[_QUARTERS : 2 * _QUARTERS])
 
 
 def _copy_of(sums: nl.NkiTensor, results: Gradients) -> nl.NkiTensor:
@@ -110,19 +118,8 @@ def _copy_of(sums: nl.NkiTensor, results: Gradients) -> nl.NkiTensor:
     return copy
 
 
-def _keep(results: Gradients, copy: nl.NkiTensor, kind: int, at: int) -> None:
-    """The sums of one kind, which is 0 for the weight, from partition `at` of each quarter."""
-    target = results.weight.reshape((_QUARTERS, copy.shape[1]))
+def _target(results: Gradients, kind: int) -> nl.NkiTensor:
+    """Where sums of one kind are kept, `[columns]`; it is 0 for the weight."""
     if results.parts is not None:
-        target = results.parts[nl.program_id(0), :, kind]
-    elif kind == 1:
-        target = results.bias.reshape((_QUARTERS, copy.shape[1]))
-    for quarter in range(_QUARTERS):
-        first = quarter * _WIDTH + at
-        store_late(target[quarter : quarter + 1], copy[first : first + 1])
-
-
-def _store(dst: nl.NkiTensor, total: nl.NkiTensor) -> None:
-    rounded = nl.ndarray(total.shape, dtype=dst.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=rounded, src=total)
-    store_late(dst.reshape(total.shape), rounded)
+        return results.parts[nl.program_id(0), kind]
+    return results.weight if kind == 0 else results.bias

@@ -1,5 +1,5 @@
 """NKI helpers of `_turned_layer_norm_backward.py`: what is done with some columns of one row of
-each partition. `columns` are the first of them and the one behind the last."""
+each partition."""
 
 from __future__ import annotations
 
@@ -8,104 +8,82 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._column_sums import add_columns
 from trnx.nki_kernels.kernels._turned_parameters import Numbers, Parameters
 
 
 class Chunk(NamedTuple):
-    """Rows from `row` on, `[partitions, run, columns]`: x and the gradient, their product with x
-    centred, that times the weights. `turned[128, run * blocks, partitions]`: the gradient.
-    `totals[partitions, 2, run]`: the sums of `grad * weight` and of `weighted`."""
+    """Rows from `row` on: x `[partitions, run, columns]`, the gradient `turned[128, run, blocks,
+    partitions]`. `totals[partitions, 2, run]`: the sums of `grad * weight`, which are in `bank` at
+    first, and of its product with the centred x."""
 
     row: int
     x: nl.NkiTensor
-    grad: nl.NkiTensor
-    product: nl.NkiTensor
-    weighted: nl.NkiTensor
     turned: nl.NkiTensor
     numbers: Numbers
     totals: nl.NkiTensor
+    bank: nl.NkiTensor
 
 
 class Lines(NamedTuple):
-    """What the sums of a row add to its result is `x * slope + shift`: `lines[partitions, 2, run]`
-    in float32, the shift, the slope. `terms[partitions, 2, run]`: what rounds to the two terms of
-    bfloat16 that add up to the slope over rstd."""
+    """What the sums of a row add to its result is `x * slope + shift`: the shift and the slope over
+    rstd, `[partitions, run]` in float32. `terms[partitions, 2, run]`: what rounds to the two terms
+    of bfloat16 that add up to that slope."""
 
-    lines: nl.NkiTensor
+    shift: nl.NkiTensor
+    slope: nl.NkiTensor
     terms: nl.NkiTensor
 
 
-class Turned(NamedTuple):
-    """Blocks of the gradient in PSUM, `[128, blocks, partitions]`, from block `first` on."""
+class Part(NamedTuple):
+    """Columns of row `row` of each partition of a chunk: the first of them and the one behind the
+    last."""
 
-    bank: nl.NkiTensor
     chunk: Chunk
-    first: int
-
-
-class Result(NamedTuple):
-    """Columns of row `row` in PSUM: `grad * weight`, and `line` to be added in SBUF; without one,
-    the line has been added but for the shift."""
-
-    total: nl.NkiTensor
-    line: list[nl.NkiTensor]
     row: int
     columns: tuple[int, int]
 
 
-def multiply_columns(chunk: Chunk, r: int, columns: tuple[int, int]) -> None:
-    """The product with the centred row, by VectorE."""
-    start, end = columns
-    nisa.scalar_tensor_tensor(
-        dst=chunk.product[:, r, start:end], data=chunk.x[:, r, start:end], op0=nl.subtract,
-        operand0=chunk.numbers.mean[:, r : r + 1], op1=nl.multiply,
-        operand1=chunk.grad[:, r, start:end],
-    )  # fmt: skip
-
-
-def weigh_product(
-    chunk: Chunk, p: Parameters, rows: tuple[int, int], columns: tuple[int, int]
-) -> None:
-    """That of some rows times the weights, by GpSimd."""
-    start, end = columns
-    first, last = rows
-    weights = p.weights[0 : chunk.x.shape[0], start:end].expand_dim(1).broadcast(1, last - first)
-    nisa.tensor_tensor(
-        dst=chunk.weighted[:, first:last, start:end], data1=chunk.product[:, first:last, start:end],
-        data2=weights, op=nl.multiply, engine=nisa.engine.gpsimd,
-    )  # fmt: skip
-
-
-def turn_columns(chunk: Chunk, r: int, columns: tuple[int, int]) -> Turned:
-    """The gradient, by TensorE."""
-    start, end = columns
+def weigh_columns(part: Part, p: Parameters) -> nl.NkiTensor:
+    """`grad * weight` in PSUM, by TensorE."""
+    start, end = part.columns
     pmax = nl.tile_size.pmax
-    blocks = (end - start) // pmax
-    shape = (pmax, blocks, chunk.x.shape[0])
-    bank = nl.ndarray(shape, dtype=chunk.grad.dtype, buffer=nl.psum)
-    for block in range(blocks):
-        rows = chunk.grad[:, r, start + block * pmax : start + (block + 1) * pmax]
-        nisa.nc_transpose(dst=bank[:, block], data=rows, engine=nisa.engine.tensor)
-    return Turned(bank, chunk, (r * chunk.x.shape[2] + start) // pmax)
+    partitions = part.chunk.x.shape[0]
+    total = nl.ndarray((partitions, end - start), dtype=nl.float32, buffer=nl.psum)
+    for column in range(start, end, pmax):
+        block = column // pmax
+        nisa.nc_matmul(
+            dst=total[:, column - start : column - start + pmax],
+            stationary=part.chunk.turned[:, part.row, block], moving=p.diagonals[:, block],
+        )  # fmt: skip
+    return total
 
 
-def keep_turned(turned: Turned, by_scalar: bool) -> None:
-    """To SBUF."""
-    _, blocks, partitions = turned.bank.shape
-    target = turned.chunk.turned[:, turned.first : turned.first + blocks]
-    if by_scalar or partitions % 2:
-        nisa.tensor_copy(dst=target, src=turned.bank, engine=nisa.engine.scalar)
-        return
-    # Two elements as one of 4 bytes: a fast copy of 2-byte elements would take turns with GpSimd.
-    pairs = target.view(nl.uint32)
-    nisa.tensor_copy(dst=pairs, src=turned.bank.view(nl.uint32), engine=nisa.engine.vector)
+def multiply_columns(part: Part, weighted: nl.NkiTensor) -> nl.NkiTensor:
+    """The product with the centred row, by VectorE."""
+    (start, end), r, chunk = part.columns, part.row, part.chunk
+    product = nl.ndarray(weighted.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=product, data=chunk.x[:, r, start:end], op0=nl.subtract,
+        operand0=chunk.numbers.mean[:, r : r + 1], op1=nl.multiply, operand1=weighted,
+    )  # fmt: skip
+    return product
 
 
-def total_columns(chunk: Chunk, r: int, columns: tuple[int, int]) -> None:
-    """The sum of `weighted` of row `r`, from its first columns to its last, by ScalarE."""
-    start, end = columns
-    data = chunk.weighted[:, r, start:end]
+def total_turned(part: Part, p: Parameters) -> None:
+    """The sum of `grad * weight`, by TensorE."""
+    pmax = nl.tile_size.pmax
+    r = part.row
+    for block in range(part.columns[0] // pmax, part.columns[1] // pmax):
+        nisa.nc_matmul(
+            dst=part.chunk.bank[:, r : r + 1], stationary=part.chunk.turned[:, r, block],
+            moving=p.column[:, block : block + 1], accumulate=block > 0,
+        )  # fmt: skip
+
+
+def total_columns(part: Part, product: nl.NkiTensor, unused: nl.NkiTensor) -> None:
+    """The sum of the product of a row, from its first columns to its last, by ScalarE, which has to
+    write, too."""
+    (start, end), r, chunk = part.columns, part.row, part.chunk
     result = None
     if end == chunk.x.shape[2]:
         result = chunk.totals[:, 1, r : r + 1]
@@ -113,49 +91,42 @@ def total_columns(chunk: Chunk, r: int, columns: tuple[int, int]) -> None:
     if start > 0:
         command = nisa.reduce_cmd.reduce
     nisa.activation(
-        dst=data, op=nl.copy, data=data, reduce_op=nl.add, reduce_res=result, reduce_cmd=command
-    )
+        dst=unused[0 : chunk.x.shape[0], 0 : end - start], op=nl.copy,
+        data=product, reduce_op=nl.add, reduce_res=result,
+        reduce_cmd=command,
+    )  # fmt: skip
 
 
-def total_turned(
-    bank: nl.NkiTensor, chunk: Chunk, p: Parameters, r: int, columns: tuple[int, int]
-) -> None:
-    """The sum of `grad * weight` of row `r`, added to `bank[partitions, run]`, by TensorE."""
-    pmax = nl.tile_size.pmax
-    blocks = p.column.shape[1]
-    for block in range(columns[0] // pmax, columns[1] // pmax):
-        nisa.nc_matmul(
-            dst=bank[:, r : r + 1], stationary=chunk.turned[:, r * blocks + block],
-            moving=p.column[:, block : block + 1], accumulate=block > 0,
-        )  # fmt: skip
-
-
-def add_row(chunk: Chunk, sums: nl.NkiTensor, ones: nl.NkiTensor, r: int, is_started: bool) -> None:
-    """Row `r` of each partition to the sums over rows. The gradient adds its zeros to those for the
-    weight, too, which is why an infinity in it is one of what spoils them."""
-    add_columns(sums, chunk.grad[:, r], ones[0 : chunk.x.shape[0]], is_started)
-    add_columns(sums, chunk.product[:, r], chunk.numbers.rstd[:, r : r + 1], True)
-
-
-def lines_of(chunk: Chunk) -> Lines:
-    """By GpSimd, which need not wait for itself."""
+def lines_of(chunk: Chunk, is_split: bool) -> Lines:
+    """By GpSimd, which need not wait for itself. The slope is the sum of its terms where it
+    `is_split`, else it is not rounded, and there are none."""
     n, shape = chunk.numbers, chunk.numbers.mean.shape
     partitions, run = shape
+    nisa.activation(dst=chunk.totals[:, 0], op=nl.copy, data=chunk.bank)
     terms = nl.ndarray((partitions, 2, run), dtype=nl.float32, buffer=nl.sbuf)
+    slope = terms[:, 0]
+    _combine(slope, chunk.totals[:, 1], n.square, nl.multiply)
+    if is_split:
+        slope = _split(terms)
+    level = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    _combine(level, chunk.totals[:, 0], n.scale, nl.multiply)
+    shift = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    _combine(shift, n.tilt, slope, nl.multiply)
+    _combine(shift, shift, level, nl.add)
+    return Lines(shift, slope, terms)
+
+
+def _split(terms: nl.NkiTensor) -> nl.NkiTensor:
+    """The second term from the first one; gives the sum of both, rounded."""
+    shape = terms[:, 0].shape
     high = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
     low = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    _combine(terms[:, 0], chunk.totals[:, 1], n.square, nl.multiply)
     nisa.tensor_copy(dst=high, src=terms[:, 0], engine=nisa.engine.gpsimd)
     _combine(terms[:, 1], terms[:, 0], high, nl.subtract)
     nisa.tensor_copy(dst=low, src=terms[:, 1], engine=nisa.engine.gpsimd)
-    level = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    _combine(level, chunk.totals[:, 0], n.scale, nl.multiply)
-    slope = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    _combine(slope, high, low, nl.add)
-    lines = nl.ndarray((partitions, 2, run), dtype=nl.float32, buffer=nl.sbuf)
-    _combine(lines, n.both, slope.expand_dim(1).broadcast(1, 2), nl.multiply)
-    _combine(lines[:, 0], lines[:, 0], level, nl.add)
-    return Lines(lines, terms)
+    total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    _combine(total, high, low, nl.add)
+    return total
 
 
 def _combine(dst: nl.NkiTensor, a: nl.NkiTensor, b: nl.NkiTensor, op: object) -> None:
@@ -164,71 +135,47 @@ def _combine(dst: nl.NkiTensor, a: nl.NkiTensor, b: nl.NkiTensor, op: object) ->
 
 
 def diagonals_of(lines: Lines, p: Parameters, r: int) -> nl.NkiTensor:
-    """`[partitions, 2, partitions]` in bfloat16: both terms of row `r`; rounding the slope gives
-    the first one."""
+    """`[partitions, 2, partitions]` in bfloat16: both terms of row `r`, by VectorE; rounding the
+    slope gives the first one."""
     partitions = lines.terms.shape[0]
     shape = (partitions, 2, partitions)
     diagonals = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    for i in range(2):
-        nisa.activation(
-            dst=diagonals[:, i], op=nl.copy, data=p.identity[0:partitions, 0:partitions],
-            scale=lines.terms[:, i, r : r + 1],
-        )  # fmt: skip
+    nisa.tensor_tensor(
+        dst=diagonals, data1=p.identity[0:partitions, 0:partitions].expand_dim(1).broadcast(1, 2),
+        data2=lines.terms[:, :, r : r + 1].broadcast(2, partitions), op=nl.multiply,
+        engine=nisa.engine.vector,
+    )  # fmt: skip
     return diagonals
 
 
-def line_of_columns(chunk: Chunk, lines: Lines, r: int, columns: tuple[int, int]) -> nl.NkiTensor:
-    """`x * slope + shift`, by ScalarE."""
-    start, end = columns
-    line = nl.ndarray((chunk.x.shape[0], end - start), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(
-        dst=line, op=nl.copy, data=chunk.x[:, r, start:end], scale=lines.lines[:, 1, r : r + 1],
-        bias=lines.lines[:, 0, r : r + 1],
-    )  # fmt: skip
-    return line
-
-
-def weigh_columns(chunk: Chunk, p: Parameters, r: int, columns: tuple[int, int]) -> nl.NkiTensor:
-    """`grad * weight` in PSUM, by TensorE."""
-    start, end = columns
-    pmax = nl.tile_size.pmax
-    blocks = p.column.shape[1]
-    total = nl.ndarray((chunk.x.shape[0], end - start), dtype=nl.float32, buffer=nl.psum)
-    for column in range(start, end, pmax):
-        block = column // pmax
-        nisa.nc_matmul(
-            dst=total[:, column - start : column - start + pmax],
-            stationary=chunk.turned[:, r * blocks + block], moving=p.diagonals[:, block],
-        )  # fmt: skip
-    return total
-
-
-def add_slope(
-    total: nl.NkiTensor, chunk: Chunk, diagonals: nl.NkiTensor, r: int, columns: tuple[int, int]
-) -> None:
+def add_slope(total: nl.NkiTensor, part: Part, diagonals: nl.NkiTensor) -> None:
     """x times both terms of the slope, by TensorE."""
-    start, end = columns
+    start, end = part.columns
     bank = nl.tile_size.psum_bank_fmax
     for term in range(2):
         for first in range(start, end, bank):
             last = min(end, first + bank)
             nisa.nc_matmul(
                 dst=total[:, first - start : last - start], stationary=diagonals[:, term],
-                moving=chunk.x[:, r, first:last],
+                moving=part.chunk.x[:, part.row, first:last], accumulate=True,
             )  # fmt: skip
 
 
-def finish(dst: nl.NkiTensor, chunk: Chunk, lines: Lines, result: Result) -> None:
-    """`[partitions, columns]` of the gradient of x: by VectorE where there is a line to be added,
-    else by ScalarE."""
-    r = result.row
-    rstd = chunk.numbers.rstd[:, r : r + 1]
-    if len(result.line) > 0:
-        nisa.scalar_tensor_tensor(
-            dst=dst, data=result.total, op0=nl.multiply, operand0=rstd, op1=nl.add,
-            operand1=result.line[0],
-        )  # fmt: skip
-        return
+def with_slope(total: nl.NkiTensor, part: Part, lines: Lines) -> nl.NkiTensor:
+    """The same by VectorE, in SBUF."""
+    (start, end), r = part.columns, part.row
+    result = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=result, data=part.chunk.x[:, r, start:end], op0=nl.multiply,
+        operand0=lines.slope[:, r : r + 1], op1=nl.add, operand1=total,
+    )  # fmt: skip
+    return result
+
+
+def finish(dst: nl.NkiTensor, part: Part, lines: Lines, total: nl.NkiTensor) -> None:
+    """`[partitions, columns]` of the gradient of x, by ScalarE."""
+    r = part.row
     nisa.activation(
-        dst=dst, op=nl.copy, data=result.total, scale=rstd, bias=lines.lines[:, 0, r : r + 1]
-    )
+        dst=dst, op=nl.copy, data=total, scale=part.chunk.numbers.rstd[:, r : r + 1],
+        bias=lines.shift[:, r : r + 1],
+    )  # fmt: skip

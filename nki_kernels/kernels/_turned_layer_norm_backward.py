@@ -1,15 +1,20 @@
 """The kernel of `layer_norm_backward` for long rows in half precision of which there are many.
 
-TensorE turns blocks of the gradient, 128 columns of one row of each partition. A turned block times
-a diagonal matrix of weights is `grad * weight`, exact in float32, and times their column it is the
-sum of that over the columns. A row adds to that a line, `x * slope + shift`. ScalarE computes the
-line of some columns, and VectorE adds it. Of the others, TensorE multiplies x with diagonal
-matrices of the slopes, by two terms of bfloat16, which have 16 bits, and ScalarE adds the shift,
-which is computed of the same two terms, so that a large mean costs no accuracy.
+DMA turns blocks of the gradient, 128 columns of one row of each partition, as it loads them. A
+turned block times a diagonal matrix of weights is `grad * weight`, exact in float32, and times
+their column it is the sum of that over the columns. VectorE multiplies it with the centred x, so
+that a large mean costs no accuracy; of this product there are sums over the columns, by ScalarE,
+and over the rows, by TensorE, which the weights divide at the end (`_turned_sums.py`).
 
-An infinity or NaN spoils the rows of other partitions, and one in the gradient the sums for the
-weight. Where the sums of a row have one, or are too large, all is computed again as
-`layer_norm_backward.py` does.
+A row adds to `grad * weight` a line, `x * slope + shift`. VectorE multiplies some rows of x with
+their slopes. Others TensorE multiplies with diagonal matrices of the slopes, by two terms of
+bfloat16, which have 16 bits: enough for a result in bfloat16, also where the gradient is nearly
+a multiple of the centred x. ScalarE scales the sum and adds the shift, which is computed of the
+same two terms.
+
+An infinity or NaN spoils all of its row, and sums over rows; a weight near zero is no divisor.
+Where the sums of a row are not finite or too large, or a weight is too small, all is computed again
+as `layer_norm_backward.py` does.
 """
 
 from __future__ import annotations
@@ -23,15 +28,14 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._column_sums import (
     Gradients,
     join_parts,
-    keep_both,
+    keep_each,
     new_gradients,
     new_sums,
-    ones_of,
 )
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._layer_norm_gradients import gradients_of_rows
 from trnx.nki_kernels.kernels._repairs import column_of_ones, repairs_of
-from trnx.nki_kernels.kernels._rows import load_rows, rows_of, tiles_of
+from trnx.nki_kernels.kernels._rows import rows_of, tiles_of
 from trnx.nki_kernels.kernels._turned_gradients import Chunk
 from trnx.nki_kernels.kernels._turned_parameters import (
     fill_blocks,
@@ -39,12 +43,14 @@ from trnx.nki_kernels.kernels._turned_parameters import (
     load_others,
     load_parameters,
     new_numbers,
-    new_parameters,
     numbers_at,
 )
-from trnx.nki_kernels.kernels._turned_steps import LAG, SPAN, Work, run_step
+from trnx.nki_kernels.kernels._turned_steps import LAG, Work, leave_last, run_step, width_of
+from trnx.nki_kernels.kernels._turned_sums import keep_row_sums, new_row_sums, total_row_sums
 
 _MOST = 2.0**60  # what float32 holds of products of such numbers
+_FIRST = 1024  # columns of the first rows that one DMA loads
+_LEAST = 2.0**-20  # of a weight that divides sums: products with it are in range of float32
 
 
 class Tensors(NamedTuple):
@@ -65,13 +71,13 @@ def turned_layer_norm_backward_kernel(
     rstd: nl.NkiTensor,
     weight: nl.NkiTensor,
     fold: int,
-    on_scalar: int,
     on_vector: int,
+    on_tensor: int,
     cores: int = 1,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """As `layer_norm_backward_kernel`; `fold` rows of a partition at once. ScalarE copies
-    `on_scalar` percent of the turned blocks, VectorE adds the lines of `on_vector` percent of the
-    results."""
+    """As `layer_norm_backward_kernel`; `fold` rows of a partition at once. VectorE multiplies
+    `on_vector` percent of the rows with their slopes, TensorE sums up `on_tensor` blocks of the
+    gradient."""
     columns = weight.size
     rows = x.size // columns
     dx = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -82,14 +88,13 @@ def turned_layer_norm_backward_kernel(
     )  # fmt: skip
     first, last = share_of(rows, cores)
     starts = _tapered(tiles_of(first, last, fold))
-    sums = new_sums(columns)
     if len(starts) > 0:
-        work = _new_work(starts, weight, sums, on_scalar, on_vector)
-        repairs = _differentiate(t, weight, results, work)
+        repairs = _differentiate(t, weight, results, starts, (on_vector, on_tensor))
         for _ in nl.dynamic_range(repairs):
             gradients_of_rows(t.x, t.grad, t.mean, t.rstd, weight, t.dx, results, first, last)
     elif cores > 1:
-        keep_both(results, sums)
+        sums = new_sums(columns)
+        keep_each(results, sums, sums)
     join_parts(results, cores)
     return dx, results.weight, results.bias
 
@@ -109,89 +114,100 @@ def _tapered(starts: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return tapered
 
 
-def _new_work(
-    starts: list[tuple[int, int, int]], weight: nl.NkiTensor, sums: nl.NkiTensor, on_scalar: int,
-    on_vector: int,
-) -> Work:  # fmt: skip
-    pmax = nl.tile_size.pmax
-    rows = 0
-    for start in starts:
-        rows += start[2]
-    totals = nl.ndarray((pmax, 2, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
-    parameters, numbers = new_parameters(weight), new_numbers(rows)
-    ones = ones_of(2, weight.dtype)
-    return Work(starts, parameters, numbers, totals, sums, ones, [], [], [], on_scalar, on_vector)
-
-
-def _differentiate(t: Tensors, weight: nl.NkiTensor, results: Gradients, work: Work) -> object:
+def _differentiate(
+    t: Tensors, weight: nl.NkiTensor, results: Gradients, starts: list[tuple[int, int, int]],
+    shares: tuple[int, int],
+) -> object:  # fmt: skip
     """The gradient of x, and the sums over rows; gives a register: 1 where something spoils them,
     else 0.
 
     A chunk goes through stages, one in each step, so that no engine waits for what another one does
-    now: it is loaded, multiplied and turned; its rows are summed up; its result is computed.
+    now: it is loaded, multiplied and summed up; its result is computed.
     """
-    count, columns = len(work.starts), t.x.shape[1]
-    load_numbers(work.numbers, t.mean, t.rstd, work.starts[0:1], 0, columns)
-    row = 0
+    work = _new_work(t, weight, starts, shares)
+    count, columns = len(starts), t.x.shape[1]
     for number in range(count + LAG):
-        if number < count:
-            work.chunks.append(_load(t, work, number, row))
-            row += work.starts[number][2]
-        if number == 0:
-            load_parameters(work.parameters, weight)
+        while len(work.chunks) < min(count, number + 2):
+            _load(t, work)
         run_step(t.dx, work, number)
         if number == 0:
-            load_others(work.numbers, t.mean, t.rstd, work.starts, columns)
-            fill_blocks(work.parameters)
+            load_others(work.numbers, t.mean, t.rstd, starts, columns)
         if number == count:
-            keep_both(results, work.sums)
-        if number == count + LAG - 1:
-            repairs = repairs_of(_good(work.totals), column_of_ones())
-    return repairs
+            good = _good(work)
+            total_row_sums(work.sums)
+    leave_last(t.dx, work)
+    keep_row_sums(results, work.sums)
+    return repairs_of(good, work.ones)
 
 
-def _good(totals: nl.NkiTensor) -> nl.NkiTensor:
-    """`[128, 2 * rows]` in bfloat16, 1 where a total spoils nothing."""
-    pmax, kinds, rows = totals.shape
-    good = nl.ndarray((pmax, kinds * rows), dtype=nl.bfloat16, buffer=nl.sbuf)
+def _new_work(
+    t: Tensors, weight: nl.NkiTensor, starts: list[tuple[int, int, int]], shares: tuple[int, int]
+) -> Work:
+    pmax, columns = nl.tile_size.pmax, weight.size
+    rows = []  # type: list[tuple[int, int]]
+    most = 0
+    for i in range(len(starts)):
+        most = max(most, starts[i][2])
+        for r in range(starts[i][2]):
+            rows.append((i, r))
+    parameters, numbers = load_parameters(weight), new_numbers(len(rows))
+    fill_blocks(parameters)
+    load_numbers(numbers, t.mean, t.rstd, starts[0:1], 0, columns)
+    totals = nl.ndarray((pmax, 2, len(rows)), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
+    unused = nl.ndarray((pmax, width_of(columns)), dtype=nl.bfloat16, buffer=nl.sbuf)
+    sums = new_row_sums(parameters.column, most, shares[1])
+    return Work(
+        starts, rows, parameters, numbers, totals, sums, column_of_ones(), unused, [], [], [], [],
+        [], [], shares[0],
+    )  # fmt: skip
+
+
+def _good(work: Work) -> nl.NkiTensor:
+    """`[128, n]` in bfloat16, 1 where a total or a weight spoils nothing."""
+    pmax, kinds, rows = work.totals.shape
+    column = work.parameters.column
+    size = kinds * rows
+    good = nl.ndarray((pmax, size + column.shape[1]), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=good, data=totals.reshape(good.shape), op0=nl.abs, operand0=0.0, op1=nl.less_equal,
-        operand1=_MOST,
+        dst=good[:, 0:size], data=work.totals.reshape((pmax, size)), op0=nl.abs, operand0=0.0,
+        op1=nl.less_equal, operand1=_MOST,
+    )  # fmt: skip
+    nisa.tensor_scalar(
+        dst=good[:, size : good.shape[1]], data=column, op0=nl.abs, operand0=0.0,
+        op1=nl.greater_equal, operand1=_LEAST,
     )  # fmt: skip
     return good
 
 
-def _load(t: Tensors, work: Work, number: int, row: int) -> Chunk:
-    """A chunk whose rows are those from `row` on of each partition; what is computed is not filled
-    yet. The first one comes in parts: what is loaded first is computed first."""
-    pmax = nl.tile_size.pmax
+def _load(t: Tensors, work: Work) -> None:
+    """The next chunk; the first one comes in parts: what is loaded first is computed first."""
+    pmax, number, row = nl.tile_size.pmax, len(work.chunks), 0
+    for start in work.starts[0:number]:
+        row += start[2]
     first, partitions, run = work.starts[number]
-    if number > 0:
-        data = load_rows(t.x, first, partitions, run)
-        grad = load_rows(t.grad, first, partitions, run)
-    else:
-        data, grad = _load_in_parts(t, work.starts[0])
     columns = t.x.shape[1]
-    return Chunk(
-        first, data, grad,
-        nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf),
-        nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf),
-        nl.ndarray((pmax, run * (columns // pmax), partitions), dtype=grad.dtype, buffer=nl.sbuf),
+    x = nl.ndarray((partitions, run, columns), dtype=t.x.dtype, buffer=nl.sbuf)
+    shape = (pmax, run, columns // pmax, partitions)
+    turned = nl.ndarray(shape, dtype=t.grad.dtype, buffer=nl.sbuf)
+    source = rows_of(t.x, first, partitions, run)
+    grad = rows_of(t.grad, first, partitions, run).reshape_dim(2, (columns // pmax, pmax))
+    width = columns if number > 0 else min(columns, _FIRST)
+    for r in range(run):
+        for begin in range(0, columns, width):
+            end = min(columns, begin + width)
+            first_block, last_block = begin // pmax, end // pmax
+            nisa.dma_transpose(
+                dst=turned[:, r : r + 1, first_block:last_block],
+                src=grad[:, r : r + 1, first_block:last_block], axes=(3, 1, 2, 0),
+            )  # fmt: skip
+            if number == 0:
+                nisa.dma_copy(dst=x[:, r, begin:end], src=source[:, r, begin:end])
+    if number > 0:
+        nisa.dma_copy(dst=x, src=source)
+    work.chunks.append(Chunk(
+        first, x, turned,
         numbers_at(work.numbers, partitions, row, row + run),
         work.totals[0:partitions, :, row : row + run],
-    )  # fmt: skip
-
-
-def _load_in_parts(t: Tensors, start: tuple[int, int, int]) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    first, partitions, run = start
-    columns = t.x.shape[1]
-    x, grad = rows_of(t.x, first, partitions, run), rows_of(t.grad, first, partitions, run)
-    data = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
-    gradient = nl.ndarray(x.shape, dtype=grad.dtype, buffer=nl.sbuf)
-    for r in range(run):
-        for begin in range(0, columns, SPAN):
-            end = min(columns, begin + SPAN)
-            nisa.dma_copy(dst=data[:, r, begin:end], src=x[:, r, begin:end])
-            nisa.dma_copy(dst=gradient[:, r, begin:end], src=grad[:, r, begin:end])
-    return data, gradient
+        nl.ndarray((partitions, run), dtype=nl.float32, buffer=nl.psum),
+    ))  # fmt: skip

@@ -7,84 +7,74 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._identity import fill_diagonals, identity_of
+from trnx.nki_kernels.kernels._identity import identity_of
 from trnx.nki_kernels.kernels._rows import load_aside
 
 
 class Parameters(NamedTuple):
-    """The weights in every partition; those of a block on the partitions, `[128, blocks]`, and on
-    the diagonals of the blocks, `[128, blocks, 128]`; the identity matrix. As loaded: in one
-    partition, and `[blocks, 128]`. `ones[1, 128]` bring them to every partition."""
+    """The weights of a block on the partitions, `[128, blocks]`, and on the diagonals of the
+    blocks, `[128, blocks, 128]`; as loaded, `[blocks, 128]`; the identity matrix."""
 
-    weights: nl.NkiTensor
     column: nl.NkiTensor
     diagonals: nl.NkiTensor
-    identity: nl.NkiTensor
-    line: nl.NkiTensor
     square: nl.NkiTensor
-    ones: nl.NkiTensor
+    identity: nl.NkiTensor
 
 
 class Numbers(NamedTuple):
-    """Of rows, `[partitions, rows]` in float32: mean, rstd, -rstd / columns, -rstd^2 / columns;
-    `both[partitions, 2, rows]`: -mean * rstd and rstd."""
+    """Of rows, `[partitions, rows]` in float32: mean, rstd, -rstd / columns, -rstd^2 / columns,
+    -mean * rstd."""
 
     mean: nl.NkiTensor
     rstd: nl.NkiTensor
     scale: nl.NkiTensor
     square: nl.NkiTensor
-    both: nl.NkiTensor
+    tilt: nl.NkiTensor
 
 
-def new_parameters(weight: nl.NkiTensor) -> Parameters:
-    """Of `weight[columns]`; neither loaded nor filled."""
+def load_parameters(weight: nl.NkiTensor) -> Parameters:
+    """Of `weight[columns]`; the diagonals are not filled."""
     pmax, dtype = nl.tile_size.pmax, weight.dtype
-    columns = weight.size
-    blocks = columns // pmax
-    ones = nl.ndarray((1, pmax), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
+    blocks = weight.size // pmax
+    square = nl.ndarray((blocks, pmax), dtype=dtype, buffer=nl.sbuf)
+    load_aside(square, weight.reshape(square.shape))
     return Parameters(
-        nl.ndarray((pmax, columns), dtype=dtype, buffer=nl.sbuf),
         nl.ndarray((pmax, blocks), dtype=dtype, buffer=nl.sbuf),
         nl.ndarray((pmax, blocks, pmax), dtype=dtype, buffer=nl.sbuf),
+        square,
         identity_of(nl.bfloat16),
-        nl.ndarray((1, columns), dtype=dtype, buffer=nl.sbuf),
-        nl.ndarray((blocks, pmax), dtype=dtype, buffer=nl.sbuf),
-        ones,
-    )  # fmt: skip
-
-
-def load_parameters(p: Parameters, weight: nl.NkiTensor) -> None:
-    load_aside(p.line, weight.reshape(p.line.shape))
-    load_aside(p.square, weight.reshape(p.square.shape))
-
-
-def spread_weights(p: Parameters, columns: tuple[int, int]) -> None:
-    """To all partitions, by products with ones: a DMA would take as long as rows do."""
-    bank = nl.tile_size.psum_bank_fmax
-    for start in range(columns[0], columns[1], bank):
-        end = min(columns[1], start + bank)
-        copies = nl.ndarray((p.weights.shape[0], end - start), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=copies, stationary=p.ones, moving=p.line[:, start:end])
-        nisa.activation(dst=p.weights[:, start:end], op=nl.copy, data=copies)
+    )
 
 
 def fill_blocks(p: Parameters) -> None:
-    """The weights of a block are brought to the partitions by TensorE."""
+    """TensorE brings the weights of a block to the partitions, VectorE and ScalarE, which have
+    nothing to do yet, half of the blocks each to diagonals."""
+    pmax, blocks, _ = p.diagonals.shape
     bank = nl.ndarray(p.column.shape, dtype=p.column.dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=bank, data=p.square, engine=nisa.engine.tensor)
+    factors = nl.ndarray(p.column.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=factors, op=nl.copy, data=bank)
+    middle = blocks // 2
+    nisa.tensor_tensor(
+        dst=p.diagonals[:, 0:middle],
+        data1=p.identity.expand_dim(1).broadcast(1, middle),
+        data2=factors[:, 0:middle].expand_dim(2).broadcast(2, pmax),
+        op=nl.multiply, engine=nisa.engine.vector,
+    )  # fmt: skip
+    for block in range(middle, blocks):
+        nisa.activation(
+            dst=p.diagonals[:, block], op=nl.copy, data=p.identity,
+            scale=factors[:, block : block + 1],
+        )  # fmt: skip
     nisa.activation(dst=p.column, op=nl.copy, data=bank)
-    fill_diagonals(p.diagonals, bank, p.identity)
 
 
 def new_numbers(rows: int) -> Numbers:
     """Of so many rows of each partition; not filled."""
-    pmax = nl.tile_size.pmax
     made = []  # type: list[nl.NkiTensor]
-    for _ in range(3):
-        made.append(nl.ndarray((pmax, rows), dtype=nl.float32, buffer=nl.sbuf))
-    both = nl.ndarray((pmax, 2, rows), dtype=nl.float32, buffer=nl.sbuf)
-    return Numbers(made[0], both[:, 1], made[1], made[2], both)
+    for _ in range(5):
+        made.append(nl.ndarray((nl.tile_size.pmax, rows), dtype=nl.float32, buffer=nl.sbuf))
+    return Numbers(made[0], made[1], made[2], made[3], made[4])
 
 
 def numbers_at(n: Numbers, partitions: int, first: int, last: int) -> Numbers:
@@ -92,7 +82,7 @@ def numbers_at(n: Numbers, partitions: int, first: int, last: int) -> Numbers:
     return Numbers(
         n.mean[0:partitions, first:last], n.rstd[0:partitions, first:last],
         n.scale[0:partitions, first:last], n.square[0:partitions, first:last],
-        n.both[0:partitions, :, first:last],
+        n.tilt[0:partitions, first:last],
     )  # fmt: skip
 
 
@@ -142,7 +132,7 @@ def _fill(n: Numbers, mean: nl.NkiTensor, rstd: nl.NkiTensor, columns: int) -> N
     nisa.activation(dst=n.scale, op=nl.copy, data=n.rstd, scale=-1.0 / columns)
     negative = nl.ndarray(n.mean.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=negative, op=nl.copy, data=n.mean, scale=-1.0)
-    for dst, factor in ((n.square, n.scale), (n.both[:, 0], negative)):
+    for dst, factor in ((n.square, n.scale), (n.tilt, negative)):
         nisa.tensor_tensor(
             dst=dst, data1=n.rstd, data2=factor, op=nl.multiply, engine=nisa.engine.gpsimd
         )

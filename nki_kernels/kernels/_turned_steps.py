@@ -12,231 +12,218 @@ from trnx.nki_kernels.kernels._rows import rows_of
 from trnx.nki_kernels.kernels._turned_gradients import (
     Chunk,
     Lines,
-    Result,
-    Turned,
-    add_row,
+    Part,
     add_slope,
     diagonals_of,
     finish,
-    keep_turned,
-    line_of_columns,
     lines_of,
     multiply_columns,
     total_columns,
     total_turned,
-    turn_columns,
     weigh_columns,
-    weigh_product,
+    with_slope,
 )
-from trnx.nki_kernels.kernels._turned_parameters import Numbers, Parameters, spread_weights
+from trnx.nki_kernels.kernels._turned_parameters import Numbers, Parameters
+from trnx.nki_kernels.kernels._turned_sums import RowSums, add_products, add_straight, add_turned
 
-LAG = 3  # steps from the load of a chunk to its result
+_AHEAD = 2  # rows whose diagonal matrices are there before they are needed
+LAG = 2  # steps from the load of a chunk to its result
 _NARROW = 1024  # columns of a row that engines need not take turns in
 _PART = 512  # columns of the others that they do at a turn
-SPAN = 1024  # columns of an instruction that need not wait for others, in a bank of PSUM
-_TOGETHER = 4  # rows of a partition that follow each other in the sums over rows
+
+
+class Result(NamedTuple):
+    """What ScalarE makes a part of the result of, and the result of the chunk in SBUF."""
+
+    part: Part
+    lines: Lines
+    total: nl.NkiTensor
+    chunk: nl.NkiTensor
 
 
 class Work(NamedTuple):
-    """`starts` of all tiles, what rows share, `totals[128, 2, rows]` of all rows of a partition,
-    `sums` over rows and the factors of the gradient in them. Of each chunk so far: itself, its
-    lines, the diagonal matrices of its rows. Percent by engines: as the kernel's."""
+    """`starts` of all tiles, the number of the chunk and the row of all rows in order, what rows
+    share, `totals[128, 2, rows]` of all rows of a partition, sums over rows, room for what nobody
+    reads. Of each chunk so far: itself, its lines; of each row the diagonal matrices. What waits
+    for its turn, at most one part each: `grad * weight`, its products, results. `on_vector` as the
+    kernel's."""
 
     starts: list[tuple[int, int, int]]
+    rows: list[tuple[int, int]]
     parameters: Parameters
     numbers: Numbers
     totals: nl.NkiTensor
-    sums: nl.NkiTensor
+    sums: RowSums
     ones: nl.NkiTensor
+    unused: nl.NkiTensor
     chunks: list[Chunk]
     lines: list[Lines]
-    diagonals: list[list[nl.NkiTensor]]
-    on_scalar: int
+    diagonals: list[nl.NkiTensor]
+    weighed: list[tuple[Part, nl.NkiTensor]]
+    multiplied: list[tuple[Part, nl.NkiTensor]]
+    results: list[Result]
     on_vector: int
 
 
-class Step(NamedTuple):
-    """The chunks that are begun, summed up and finished in a step, at most one each; sums of the
-    second one in PSUM, `[partitions, run]`, and the result of the last one."""
+class Slots(NamedTuple):
+    """A chunk whose parts take turns, and the row that its first one is."""
 
-    number: int
-    begun: list[Chunk]
-    summed: list[Chunk]
-    finished: list[Chunk]
-    bank: list[nl.NkiTensor]
-    results: list[nl.NkiTensor]
-
-
-class Place(NamedTuple):
-    """Part `part` of `parts` of row `row` of each partition, of `width` columns or fewer."""
-
-    row: int
-    part: int
-    parts: int
+    chunk: list[Chunk]
+    first: int
     width: int
-    columns: int
+    parts: int
+
+
+def width_of(columns: int) -> int:
+    """Columns of a part of a row."""
+    return columns if columns <= _NARROW else _PART
 
 
 def run_step(dx: nl.NkiTensor, work: Work, number: int) -> None:
-    """All stages, part by part of a row of each partition, as engines take turns. What leaves PSUM
-    was computed a part before."""
-    step = _new_step(work, number, dx.dtype)
-    columns = dx.shape[1]
-    width = columns if columns <= _NARROW else _PART
-    parts = (columns + width - 1) // width
-    turned, pending = _no_turned(), _no_results()
-    for slot in range(_rows_of_step(step) * parts + 1):
-        place = Place(slot // parts, slot % parts, parts, width, columns)
-        _begin(work, step, place, turned)
-        following = _no_results()
-        _finish(work, step, place, following)
-        _sum_rows(work, step, place)
-        if len(pending) > 0:
-            _leave(work, step, pending.pop())
-        if len(following) > 0:
-            pending.append(following[0])
-        _total(work, step, place, turned)
-    if len(step.summed) > 0:
-        nisa.activation(dst=step.summed[0].totals[:, 0], op=nl.copy, data=step.bank[0])
-        work.lines.append(lines_of(step.summed[0]))
-        work.diagonals.append([])
-        if number == LAG - 1:
-            _prepare(work, 0, 0, parts)
-    if len(step.finished) > 0:
-        old, result = step.finished[0], step.results[0]
-        nisa.dma_copy(dst=rows_of(dx, old.row, result.shape[0], result.shape[1]), src=result)
+    """All stages, part by part of a row of each partition, as engines take turns. What VectorE
+    multiplied and what leaves PSUM was computed a part before."""
+    begun, finished = _slots_of(work, number), _slots_of(work, number - LAG)
+    for chunk in finished.chunk:
+        result = nl.ndarray(chunk.x.shape, dtype=dx.dtype, buffer=nl.sbuf)
+    if number == 0:
+        _weigh(work, _part_of(begun, 0))
+    for slot in range(max(_count(begun), _count(finished), 1)):
+        multiplied, left = _taken(work.multiplied), _taken_results(work.results)
+        if slot < _count(begun):
+            _begin(work, number, begun, slot)
+        if slot < _count(finished):
+            _finish(work, finished, slot, result, number - LAG)
+        _sum_up(work, multiplied)
+        _leave(dx, left)
+        if slot == 0:
+            for chunk in begun.chunk:
+                add_turned(work.sums, chunk.turned, number > 0)
+        if slot < _count(finished):
+            _prepare(work, finished.first + slot // finished.parts + 1 + _AHEAD)
+    if number == LAG - 1:
+        _prepare(work, _AHEAD)
 
 
-def _no_turned() -> list[Turned]:
-    return []
+def _slots_of(work: Work, number: int) -> Slots:
+    """Those of a chunk; none where there is no such."""
+    chunks = []  # type: list[Chunk]
+    if number < 0 or number >= len(work.starts):
+        return Slots(chunks, 0, 1, 1)
+    first = 0
+    for start in work.starts[0:number]:
+        first += start[2]
+    chunk = work.chunks[number]
+    chunks.append(chunk)
+    width = width_of(chunk.x.shape[2])
+    return Slots(chunks, first, width, (chunk.x.shape[2] + width - 1) // width)
 
 
-def _no_results() -> list[Result]:
-    return []
+def _count(slots: Slots) -> int:
+    """Of all parts."""
+    count = 0
+    for chunk in slots.chunk:
+        count = chunk.x.shape[1] * slots.parts
+    return count
 
 
-def _new_step(work: Work, number: int, dtype: str) -> Step:
-    step = Step(number, [], [], [], [], [])
-    count = len(work.starts)
-    for stage, chunks in ((0, step.begun), (1, step.summed), (LAG, step.finished)):
-        if number >= stage and number - stage < count:
-            chunks.append(work.chunks[number - stage])
-    for chunk in step.summed:
-        shape = chunk.numbers.mean.shape
-        step.bank.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
-    for chunk in step.finished:
-        step.results.append(nl.ndarray(chunk.x.shape, dtype=dtype, buffer=nl.sbuf))
-    return step
+def _part_of(slots: Slots, slot: int) -> Part:
+    chunk, start = slots.chunk[0], slot % slots.parts * slots.width
+    return Part(chunk, slot // slots.parts, (start, min(chunk.x.shape[2], start + slots.width)))
 
 
-def _rows_of_step(step: Step) -> int:
-    """The most of a partition."""
-    most = 0
-    for chunks in (step.begun, step.summed, step.finished):
-        for chunk in chunks:
-            most = max(most, chunk.x.shape[1])
-    return most
+def _taken(
+    waiting: list[tuple[Part, nl.NkiTensor]],
+) -> list[tuple[Part, nl.NkiTensor]]:
+    """What waits, which no longer does."""
+    taken = []  # type: list[tuple[Part, nl.NkiTensor]]
+    while len(waiting) > 0:
+        taken.append(waiting.pop())
+    return taken
 
 
-def _span_at(place: Place, size: int) -> tuple[int, int]:
-    """The columns of what begins with this part and has `size` of them; none if nothing begins."""
-    start = place.part * place.width
-    if start % size > 0:
-        return 0, 0
-    return start, min(place.columns, start + size)
+def _taken_results(waiting: list[Result]) -> list[Result]:
+    taken = []  # type: list[Result]
+    while len(waiting) > 0:
+        taken.append(waiting.pop())
+    return taken
 
 
-def _is_in(chunks: list[Chunk], place: Place) -> bool:
-    return len(chunks) > 0 and place.row < chunks[0].x.shape[1]
+def _weigh(work: Work, part: Part) -> None:
+    """By TensorE, a part before VectorE needs it."""
+    work.weighed.append((part, weigh_columns(part, work.parameters)))
 
 
-def _begin(work: Work, step: Step, place: Place, turned: list[Turned]) -> None:
-    """The products of the newest chunk, and its turned gradient, which stays in PSUM."""
-    span = _span_at(place, SPAN)
-    if not _is_in(step.begun, place) or span[1] == 0:
-        return
-    chunk, r = step.begun[0], place.row
-    multiply_columns(chunk, r, span)
-    turned.append(turn_columns(chunk, r, span))
-    if step.number == 0 and r == 0:
-        spread_weights(work.parameters, span)
-    if place.parts > 1:
-        weigh_product(chunk, work.parameters, (r, r + 1), span)
-    elif r % 2 == 1 or r + 1 == chunk.x.shape[1]:
-        weigh_product(chunk, work.parameters, (r - r % 2, r + 1), span)
+def _begin(work: Work, number: int, slots: Slots, slot: int) -> None:
+    """The product of a part of the newest chunk."""
+    part, weighted = work.weighed.pop()
+    if slot + 1 < _count(slots):
+        _weigh(work, _part_of(slots, slot + 1))
+    elif number + 1 < len(work.starts):
+        _weigh(work, _part_of(_slots_of(work, number + 1), 0))
+    product = multiply_columns(part, weighted)
+    total_turned(part, work.parameters)
+    turned, identity = part.chunk.turned[:, part.row], work.parameters.identity
+    add_straight(work.sums, turned, identity, part.columns, _is_started(work, part))
+    work.multiplied.append((part, product))
 
 
-def _sum_rows(work: Work, step: Step, place: Place) -> None:
-    """By TensorE: a row of the chunk that is summed up, and over rows."""
-    if not _is_in(step.summed, place):
-        return
-    chunk, r = step.summed[0], place.row
-    total_turned(step.bank[0], chunk, work.parameters, r, _span_at(place, place.width))
-    is_due = (r + 1) % _TOGETHER == 0 or r + 1 == chunk.x.shape[1]
-    first = r - r % _TOGETHER
-    if place.parts > 1:
-        is_due, first = place.part == place.parts // 2, r
-    if is_due:
-        for row in range(first, r + 1):
-            add_row(chunk, work.sums, work.ones, row, step.number > 1 or row > 0)
+def _sum_up(work: Work, multiplied: list[tuple[Part, nl.NkiTensor]]) -> None:
+    """Over columns and over rows; behind the last part of a chunk, what its sums are for."""
+    for part, product in multiplied:
+        chunk, r = part.chunk, part.row
+        total_columns(part, product, work.unused)
+        rstd = chunk.numbers.rstd[:, r : r + 1]
+        add_products(work.sums, product, rstd, part.columns, _is_started(work, part))
+        if r + 1 == chunk.x.shape[1] and part.columns[1] == chunk.x.shape[2]:
+            work.lines.append(lines_of(chunk, work.on_vector < 100))
 
 
-def _is_by_vector(work: Work, chunk: Chunk, r: int, part: int, parts: int) -> bool:
-    """Whether VectorE adds the line of a part: of the last ones of a row, or the only ones of the
-    last rows."""
-    number, count = part, parts
-    if parts == 1:
-        number, count = r, chunk.x.shape[1]
-    return number >= count - count * work.on_vector // 100
+def _is_started(work: Work, part: Part) -> bool:
+    """Whether sums over rows have some already."""
+    return part.row > 0 or part.chunk.row > work.starts[0][0]
 
 
-def _prepare(work: Work, number: int, r: int, parts: int) -> None:
-    """The diagonal matrices of row `r` of a chunk, or of the first row of the next one behind its
-    last; the identity matrix in their place where VectorE adds the line of every part."""
-    if r == work.chunks[number].x.shape[1]:
-        number, r = number + 1, 0
-    if number >= len(work.lines):
-        return
-    for part in range(parts):
-        if not _is_by_vector(work, work.chunks[number], r, part, parts):
-            work.diagonals[number].append(diagonals_of(work.lines[number], work.parameters, r))
-            return
-    work.diagonals[number].append(work.parameters.identity)
+def _is_by_vector(work: Work, row: int) -> bool:
+    """Whether VectorE adds the slopes of a row."""
+    return (row + 1) * work.on_vector // 100 > row * work.on_vector // 100
 
 
-def _finish(work: Work, step: Step, place: Place, following: list[Result]) -> None:
-    """A part of the result of the oldest chunk, which stays in PSUM."""
-    if not _is_in(step.finished, place):
-        return
-    chunk, r, number = step.finished[0], place.row, step.number - LAG
-    span = _span_at(place, place.width)
-    line = []  # type: list[nl.NkiTensor]
-    is_by_vector = _is_by_vector(work, chunk, r, place.part, place.parts)
-    if is_by_vector:
-        line.append(line_of_columns(chunk, work.lines[number], r, span))
-    total = weigh_columns(chunk, work.parameters, r, span)
-    if not is_by_vector:
-        add_slope(total, chunk, work.diagonals[number][r], r, span)
-    following.append(Result(total, line, r, span))
+def _prepare(work: Work, until: int) -> None:
+    """The diagonal matrices of the first rows, as far as there are lines; the identity matrix in
+    their place where VectorE adds the slopes."""
+    for row in range(len(work.diagonals), min(until, len(work.rows))):
+        number, r = work.rows[row]
+        if number < len(work.lines):
+            diagonals = work.parameters.identity
+            if not _is_by_vector(work, row):
+                diagonals = diagonals_of(work.lines[number], work.parameters, r)
+            work.diagonals.append(diagonals)
 
 
-def _leave(work: Work, step: Step, result: Result) -> None:
-    """A part of the result, from PSUM."""
-    start, end = result.columns
-    dst = step.results[0][:, result.row, start:end]
-    finish(dst, step.finished[0], work.lines[step.number - LAG], result)
+def _finish(work: Work, slots: Slots, slot: int, result: nl.NkiTensor, number: int) -> None:
+    """A part of the result of the oldest chunk, without its shift."""
+    part, lines = _part_of(slots, slot), work.lines[number]
+    row = slots.first + part.row
+    total = weigh_columns(part, work.parameters)
+    if _is_by_vector(work, row):
+        total = with_slope(total, part, lines)
+    else:
+        _prepare(work, row + 1)
+        add_slope(total, part, work.diagonals[row])
+    work.results.append(Result(part, lines, total, result))
 
 
-def _total(work: Work, step: Step, place: Place, turned: list[Turned]) -> None:
-    """What ScalarE has time for behind a part of the result, and the turned blocks, from PSUM."""
-    is_end = place.part + 1 == place.parts
-    if len(turned) > 0 and (place.part % 2 == 1 or is_end):
-        spans = (place.columns + SPAN - 1) // SPAN
-        number = (step.number * step.begun[0].x.shape[1] + place.row) * spans + place.part // 2
-        by_scalar = (number + 1) * work.on_scalar // 100 > number * work.on_scalar // 100
-        keep_turned(turned.pop(), by_scalar)
-    if _is_in(step.finished, place) and place.part == max(0, place.parts - 2):
-        _prepare(work, step.number - LAG, place.row + 1, place.parts)
-    span = _span_at(place, SPAN)
-    if _is_in(step.summed, place) and span[1] > 0:
-        total_columns(step.summed[0], place.row, span)
+def _leave(dx: nl.NkiTensor, results: list[Result]) -> None:
+    """A part of the result, which is stored behind the last one of a chunk."""
+    for result in results:
+        part = result.part
+        (start, end), r = part.columns, part.row
+        finish(result.chunk[:, r, start:end], part, result.lines, result.total)
+        partitions, run, columns = result.chunk.shape
+        if r + 1 == run and end == columns:
+            nisa.dma_copy(dst=rows_of(dx, part.chunk.row, partitions, run), src=result.chunk)
+
+
+def leave_last(dx: nl.NkiTensor, work: Work) -> None:
+    """What is left behind the last step."""
+    _leave(dx, _taken_results(work.results))

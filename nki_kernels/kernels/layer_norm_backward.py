@@ -55,10 +55,19 @@ _FEW = 4
 # Percent of the columns of a tile of wide rows that VectorE weighs, GpSimd the others, by schedule.
 _ON_VECTOR = 46
 _ON_VECTOR_OF_FEW = 96
-# Where products turn the gradient: of rows up to so many columns, the elements of a core from which
-# on that is faster, and the percent of the turned blocks that ScalarE copies, and of the results
-# whose lines VectorE adds, by schedule.
-_TURNED = ((1024, 2 << 20, (0, 25)), (4096, 1 << 20, (12, 38)))
+# Where DMA turns the gradient, by schedule: of rows up to so many columns, the elements from which
+# on that is faster on one core, and those of each of two, which wait for one another at the end.
+_TURNED = (
+    (512, 3 << 19, 3 << 19),
+    (1024, 3 << 18, 3 << 19),
+    (1536, 1 << 19, 1 << 20),
+    (4096, 1 << 19, 1 << 19),
+)
+# Percent of the rows that VectorE multiplies with their slopes, of rows up to so many columns, by
+# schedule. In float16 that is all, as two terms of bfloat16 are too short for it.
+_ON_VECTOR_OF_TURNED = ((1024, 34), (4096, 25))
+_ALL = 100
+_ON_TENSOR = 1  # blocks of the gradient that TensorE sums up, by schedule
 _CHUNK = 3072  # elements of a partition of a chunk
 _LEAST_COLUMNS, _MOST_COLUMNS = 512, 4096  # PSUM has room for the sums of so many
 _MOST_ROWS = 1 << 16  # of a core; SBUF keeps the sums of all
@@ -231,8 +240,10 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     """Neither the bias nor the numbers are read; tiles overlap as far as they fit."""
     columns = math.prod(b.normalized_shape)
     if _is_turned(b, columns, hw):
-        shares = next(pair for most, _, pair in _TURNED if columns <= most)
-        plan = (max(1, _CHUNK // columns), *shares)
+        on_vector = next(percent for most, percent in _ON_VECTOR_OF_TURNED if columns <= most)
+        if b.x.dtype == torch.float16:
+            on_vector = _ALL
+        plan = (max(1, _CHUNK // columns), on_vector, _ON_TENSOR)
         launch = Launch.of(turned_layer_norm_backward_kernel, b, _TENSORS, *plan)
         return replace(launch, unknown_trips=0)
     room = hw.sbuf_partition_bytes * 15 // 16
@@ -250,7 +261,8 @@ def _is_turned(b: Bindings, columns: int, hw: Hardware) -> bool:
         return False
     if columns % hw.partitions or not _LEAST_COLUMNS <= columns <= _MOST_COLUMNS:
         return False
-    least = next(elements for most, elements, _ in _TURNED if columns <= most)
+    one, each = next(least for most, *least in _TURNED if columns <= most)
+    least = one if hw.cores == 1 else each
     elements = b.x.numel // hw.cores
     return bool(least <= elements <= _MOST_ROWS * columns)
 

@@ -59,33 +59,86 @@ def in_float64(values: Values) -> Any:
     return EAGER(*[v.double() if isinstance(v, torch.Tensor) else v for v in values.values()])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def assert_accurate(values: Values, parts: list[list[int]]) -> None:
+    """Each part of the rows as in eager within a factor of two, and the sums over rows, of products
+    that have 11 bits, as float16 has."""
+    found, theirs, exact = run(values), EAGER(*values.values()), in_float64(values)
+    eps = torch.finfo(values["x"].dtype).eps
+    for part in parts:
+        least = eps / 2 * exact[0][part].abs().max()
+        allowed = max((theirs[0][part] - exact[0][part]).abs().max(), least)
+        assert (found[0][part] - exact[0][part]).abs().max() <= 2 * allowed
+    usual_rows = parts[-1]
+    squares = [(r[0][usual_rows] - exact[0][usual_rows]).square().mean() for r in (found, theirs)]
+    assert squares[0] <= 1.01 * squares[1]
+    factor = 1.1 if values["x"].dtype == torch.bfloat16 else 1.5
+    for ours, wanted in zip(found[1:], exact[1:], strict=True):
+        assert (ours - wanted).abs().max() <= factor * (eps / 2 * wanted.abs().max())
+
+
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+
+
+@HALVES
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_are_as_accurate_as_in_eager(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """On usual rows, constant ones, large ones, outliers, and means of many deviations."""
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_gradients_are_as_accurate_as_in_eager(
+    shape: tuple[int, int], dtype: torch.dtype, has_zeros: bool
+) -> None:
+    """On usual rows, constant ones, large ones, tiny ones, outliers, and means of many deviations;
+    with weights that divide sums, and with some that do not."""
     grad, x, weight = usual(*shape, dtype)
     x[1], x[2] = 3.0, 0.0
     x[3] *= 1e3
     x[4, 7] = 3e4
     x[5] = 1000.0
     x[5, 7] = 1004.0
+    x[7] *= 1e-4
     x[100:130] += 50.0
+    x[200:230] += 1000.0
     grad[6] *= 1e3
-    weight[[0, 300, -1]] = 0.0
-    weight[[1, 301]] = torch.tensor([1e-7, -1e3], dtype=dtype)
+    weight[weight.abs() < 1e-3] = 1.0
+    weight[[1, 301]] = torch.tensor([1e-5, -1e3], dtype=dtype)
+    if has_zeros:
+        weight[[0, 300, -1]] = 0.0
+    usual_rows = [0, *range(8, 100), *range(130, 200), *range(230, shape[0])]
+    parts = [[1], [2], [3], [4], [5], [6], [7], [*range(100, 130)], [*range(200, 230)], usual_rows]
+    assert_accurate(values_of(grad, x, weight), parts)
+
+
+@pytest.mark.parametrize("shape", [(128, 4096), (129, 4096), (1151, 768)])
+def test_few_tiles_are_as_accurate_as_in_eager(shape: tuple[int, int]) -> None:
+    """One of all rows, and one that begins and ends with others: 1 and 127 rows behind whole
+    ones."""
+    assert_accurate(values_of(*usual(*shape)), [[*range(shape[0])]])
+
+
+@HALVES
+def test_gradients_along_the_rows_are_as_accurate_as_in_eager(dtype: torch.dtype) -> None:
+    """What is left of `grad * weight` is as small as the rounding of the gradient."""
+    _, x, weight = usual(5503, 768, dtype)
+    wide = x.float()
+    centred = wide - wide.mean(1, keepdim=True)
+    weight = weight.abs() + 0.5
+    grad = (centred / centred.std(1, keepdim=True) / weight.float()).to(dtype)
     values = values_of(grad, x, weight)
-    found, theirs, exact = run(values), EAGER(*values.values()), in_float64(values)
-    usual_rows = [0, *range(7, 100), *range(130, shape[0])]
-    parts = [[1], [2], [3], [4], [5], [6], [*range(100, 130)], usual_rows]
-    for part in parts:
-        least = torch.finfo(dtype).eps / 2 * exact[0][part].abs().max()
-        allowed = max((theirs[0][part] - exact[0][part]).abs().max(), least)
-        assert (found[0][part] - exact[0][part]).abs().max() <= 2 * allowed
-    squares = [(r[0][usual_rows] - exact[0][usual_rows]).square().mean() for r in (found, theirs)]
-    assert squares[0] <= 1.01 * squares[1]
-    for ours, wanted in zip(found[1:], exact[1:], strict=True):
-        least = torch.finfo(dtype).eps / 2 * wanted.abs().max()
-        assert (ours - wanted).abs().max() <= 1.1 * least
+    found, theirs, exact = run(values)[0], EAGER(*values.values())[0], in_float64(values)[0]
+    least = torch.finfo(dtype).eps / 2 * exact.abs().amax(1)
+    allowed = torch.maximum((theirs - exact).abs().amax(1), least)
+    assert ((found - exact).abs().amax(1) <= 2 * allowed).all()
+
+
+@pytest.mark.parametrize("weight", [2.0**-19, 2.0**-21, 0.0])
+def test_all_is_computed_again_where_a_weight_is_no_divisor(weight: float) -> None:
+    """TensorE rounds products, which a sum of one row shows in float16; what is computed again is
+    not rounded."""
+    grad, x, weights = usual(5503, 768, torch.float16)
+    grad[1:], weights[:], grad[0] = 0.0, 1.0, 1.0
+    weights[300] = weight
+    values = values_of(grad, x, weights)
+    found, wanted = run(values)[1], BACKWARD.reference(**values)[1]
+    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=0.0)
+    assert torch.equal(found, wanted) == (weight < 2.0**-20)
 
 
 def in_grad(tensors: list[torch.Tensor]) -> None:
@@ -158,7 +211,7 @@ def profiled(rows: int, columns: int, target: str = "trn2") -> Profile:
     return profile_program(program, hardware(target), launch.unknown_trips)
 
 
-@pytest.mark.parametrize(("rows", "columns", "least"), [(4096, 4096, 0.85), (8192, 768, 0.73)])
+@pytest.mark.parametrize(("rows", "columns", "least"), [(4096, 4096, 0.87), (8192, 768, 0.88)])
 def test_all_engines_have_work(rows: int, columns: int, least: float) -> None:
     """Each is busy for nearly as long as HBM is."""
     assert profiled(rows, columns).mbu > least
