@@ -190,7 +190,7 @@ def searches_of(p: LongProblem, group: QueryGroup) -> list[Search]:
     """The steps of the search for the maxima of a group."""
     pmax = nl.tile_size.pmax
     bank = nl.tile_size.psum_bank_fmax
-    depth = group.source.keys.shape[2]
+    depth = group.source.first * pmax + group.source.keys.shape[2]
     steps: list[Search] = []
     for block in range(group.blocks):
         diagonal = (group.first + block + 1) * pmax
@@ -218,12 +218,13 @@ def search(p: LongProblem, outputs: LongOutputs, s: Search) -> None:
     """One step; the last one of a group lays out its maxima."""
     pmax = nl.tile_size.pmax
     group = s.group
+    start = s.start - group.source.first * pmax
     scores = nl.ndarray((pmax, s.width), dtype=nl.float32, buffer=nl.psum)
     _multiply(
         p,
         scores,
         group.queries[:, :, s.block * pmax : (s.block + 1) * pmax],
-        group.source.keys[:, :, s.start : s.start + s.width],
+        group.source.keys[:, :, start : start + s.width],
         s.number,
     )
     most = group.maxima[:, s.block, s.column : s.column + 1]
@@ -249,7 +250,7 @@ def search(p: LongProblem, outputs: LongOutputs, s: Search) -> None:
         kept = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.select_reduce(
             dst=kept,
-            predicate=mask.flags[:, s.start : s.start + s.width],
+            predicate=mask.flags[:, start : start + s.width],
             on_true=scores,
             on_false=LEAST,
             reduce_res=most,
@@ -333,13 +334,14 @@ def weigh_block(p: LongProblem, quad: Quad, block: int) -> None:
     key = quad.key + block
     skip = quad.skipped[block]
     scores = quad.scores[block]
-    keys = group.source.keys[:, :, key * pmax : (key + 1) * pmax]
+    place = key - group.source.first
+    keys = group.source.keys[:, :, place * pmax : (place + 1) * pmax]
     queries = group.queries[:, :, skip * pmax : quad.stopped[block] * pmax]
     _multiply(p, scores, keys, queries, block)
     tile = nl.ndarray(scores.shape, dtype=group.queries.dtype, buffer=nl.sbuf)
     bias = p.zeros
     if group.source.mask is not None:
-        bias = group.source.mask.bias[:, key : key + 1]
+        bias = group.source.mask.bias[:, place : place + 1]
     nisa.activation(dst=tile, op=nl.exp, data=scores, scale=p.scale, bias=bias)
     if p.causal and key >= group.first:
         _hide(tile[:, 0:pmax])
@@ -401,7 +403,8 @@ def combine_block(quad: Quad, block: int) -> None:
             quad.products.append(tile)
     shared = quad.products[0].shape[1]
     skip = quad.skipped[block]
-    values = quad.group.source.values[:, quad.key + block, :]
+    source = quad.group.source
+    values = source.values[:, quad.key + block - source.first, :]
     for query in range(skip, quad.stopped[block]):
         nisa.nc_matmul(
             dst=quad.products[query // shared][:, query % shared, :],

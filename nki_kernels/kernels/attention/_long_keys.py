@@ -19,10 +19,11 @@ class KeyMask(NamedTuple):
 
 
 class KeyHead(NamedTuple):
-    """Keys `[d / cuts, cuts, S]`, twice where they take half of the partitions, and values with a
-    column of ones `[128, S / 128, Dv + 1]`."""
+    """Keys `[d / cuts, cuts, keys]` of a head from block `first` on, twice where they take half of
+    the partitions, and values with a column of ones `[128, keys / 128, Dv + 1]`."""
 
     batch: int
+    first: int
     keys: nl.NkiTensor
     values: nl.NkiTensor
     mask: KeyMask | None
@@ -111,9 +112,9 @@ def room_for_values(v: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def load_key_head(
-    k: nl.NkiTensor, v: nl.NkiTensor, cuts: int, batch: int, mask: KeyMask | None
+    k: nl.NkiTensor, v: nl.NkiTensor, cuts: int, batch: int, first: int, mask: KeyMask | None
 ) -> KeyHead:
-    """Keys and values of one head, `k[S, d]` and `v[S, Dv]`."""
+    """Load keys and values of one head from block `first` on, `k[keys, d]` and `v[keys, Dv]`."""
     pmax = nl.tile_size.pmax
     blocks = v.shape[0] // pmax
     values = room_for_values(v)
@@ -124,4 +125,4 @@ def load_key_head(
         dst=values[:, :, 0 : v.shape[1]], src=src, dge_mode=nisa.dge_mode.hwdge,
         engine=nisa.engine.scalar,
     )  # fmt: skip
-    return KeyHead(batch, keys, values, mask)
+    return KeyHead(batch, first, keys, values, mask)

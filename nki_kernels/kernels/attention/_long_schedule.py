@@ -13,6 +13,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels.attention._fit import loads_windows
 from trnx.nki_kernels.kernels.attention._long import (
     GROUP,
     LEAST,
@@ -185,17 +186,9 @@ def _load(
     """Load the queries of a group, and the keys and values of its head where they are new."""
     pmax = nl.tile_size.pmax
     q = tensors[0]
-    group = q.shape[1] // tensors[1].shape[1]
     number = len(work.groups)
     last = work.groups[number - 1] if number > 0 else None
-    if last is None or (last.batch, last.head // group) != (place.batch, place.head // group):
-        head = place.head // group
-        before = work.groups[number - 1].source if number > 0 else None
-        mask = _key_mask(tensors[3], place.batch, before)
-        keys, values = tensors[1][place.batch, head], tensors[2][place.batch, head]
-        source = load_key_head(keys, values, p.cuts, place.batch, mask)
-    else:
-        source = work.groups[number - 1].source
+    source = _source(p, tensors, place, last)
     blocks = place.blocks
     rows = q[place.batch, place.head, place.first * pmax : (place.first + blocks) * pmax]
     maxima = nl.ndarray((pmax, blocks, place.quads), dtype=nl.float32, buffer=nl.sbuf)
@@ -224,6 +217,27 @@ def _load(
     work.groups.append(loaded)
     for step in searches_of(p, loaded):
         work.steps.append(step)
+
+
+def _source(p: LongProblem, tensors: Tensors, place: Place, last: QueryGroup | None) -> KeyHead:
+    """The keys and values of a group: those of a head, which the `last` group may have, or those
+    that it sees."""
+    pmax = nl.tile_size.pmax
+    q, k, v, mask = tensors
+    shared = q.shape[1] // k.shape[1]
+    head = place.head // shared
+    if loads_windows(p.window, k.shape[2]):
+        rows = slice(place.start * pmax, place.seen * pmax)
+        some = None
+        if mask is not None:
+            entry = 0 if shares(mask, 0) else place.batch
+            some = load_key_mask(mask[entry, 0, 0:1, rows])
+        keys, values = k[place.batch, head, rows], v[place.batch, head, rows]
+        return load_key_head(keys, values, p.cuts, place.batch, place.start, some)
+    if last is not None and (last.batch, last.head // shared) == (place.batch, head):
+        return last.source
+    found = _key_mask(mask, place.batch, None if last is None else last.source)
+    return load_key_head(k[place.batch, head], v[place.batch, head], p.cuts, place.batch, 0, found)
 
 
 def _key_mask(mask: nl.NkiTensor | None, batch: int, before: KeyHead | None) -> KeyMask | None:

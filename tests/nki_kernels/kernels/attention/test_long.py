@@ -215,6 +215,10 @@ def test_operands_may_have_any_strides(forward: Any) -> None:
         ({"mask": "keys"}, "trn1", False),
         ({"causal": True, "window": 100}, "trn2", True),
         ({"depth": 32768}, "trn2", False),
+        ({"depth": 32768, "causal": True, "window": 4096}, "trn2", True),
+        ({"depth": 32768, "causal": True, "window": 12000}, "trn2", False),
+        ({"depth": 15360, "causal": True, "window": 12000}, "trn2", True),
+        ({"length": 4096, "heads": 1024, "sources": 1, "width": 8}, "trn2", False),
         ({"depth": 15360}, "trn2", True),
     ],
 )
@@ -254,6 +258,34 @@ def test_the_longest_causal_heads_fit(
     assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
 
 
+@pytest.mark.parametrize(("length", "depth", "window"), [(1024, 1664, 100), (2048, 2048, 257)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_windows_of_many_keys(
+    forward: Any, length: int, depth: int, window: int, masked: bool
+) -> None:
+    """Each group loads what it sees."""
+    options: dict[str, Any] = {"causal": True, "window": window, "mask": "keys" if masked else ""}
+    values = make_inputs(generator(), 2, 2, length, depth, 32, sources=1, dtype=BF16, **options)
+    assert forward.kernel(values) == "long_kernel"
+    out, _ = forward.run(values)
+    forward.assert_within_twice_of_eager(values, out)
+
+
+@pytest.mark.parametrize(
+    ("length", "depth", "window", "mask"),
+    [(8192, 14848, 6500, ""), (8192, 32768, 4500, "keys"), (8192, 15360, 12000, "")],
+)
+def test_the_longest_windows_fit(
+    forward: Any, length: int, depth: int, window: int, mask: str
+) -> None:
+    options: dict[str, Any] = {"causal": True, "window": window, "mask": mask}
+    values = make_inputs(generator(), 1, 2, length, depth, 128, dtype=BF16, **options)
+    assert forward.kernel(values) == "long_kernel"
+    program = forward.traced(values)
+    assert program.peak_sbuf_bytes <= hardware("trn2").sbuf_partition_bytes
+    assert program.peak_psum_bytes <= hardware("trn2").psum_partition_bytes
+
+
 def test_a_window_costs_what_it_shows(forward: Any) -> None:
     """With 512 of 4,096 keys a query sees a quarter of what it sees on average without."""
     dtype = torch.float16
@@ -261,6 +293,16 @@ def test_a_window_costs_what_it_shows(forward: Any) -> None:
     whole = predicted_seconds(forward.traced(values), hardware("trn2"))
     part = predicted_seconds(forward.traced(values | {"window": 512}), hardware("trn2"))
     assert part < 0.4 * whole
+
+
+def test_a_window_of_a_long_context_costs_what_it_shows(forward: Any) -> None:
+    """Twice as many queries as 8,192 take twice the time."""
+    seconds = []
+    for length in (8192, 16384):
+        options: dict[str, Any] = {"dtype": BF16, "causal": True, "window": 1024}
+        values = make_inputs(torch.Generator(), 1, 1, length, length, 128, **options)
+        seconds.append(predicted_seconds(forward.traced(values), hardware("trn2")))
+    assert seconds[1] < 2.0 * seconds[0]
 
 
 def test_padding_costs_little(forward: Any) -> None:
