@@ -15,6 +15,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._cores import is_first
 from trnx.nki_kernels.kernels.attention._long_keys import key_span, load_turned
 from trnx.nki_kernels.kernels.attention._masks import shares
 
@@ -218,9 +219,10 @@ def load_queries(
 
 
 def query_side(
-    lse: nl.NkiTensor, source: KeySide, head: int, shared: int, dq: nl.NkiTensor
+    lse: nl.NkiTensor, source: KeySide, head: int, place: tuple[bool, bool], dq: nl.NkiTensor
 ) -> QuerySide:
-    """A query head, which shares its keys with others; its lse is loaded."""
+    """A query head, `place` is whether it is the first and the last of those that share its keys;
+    its lse is loaded."""
     pmax = nl.tile_size.pmax
     blocks = lse.shape[2] // pmax
     neglse = nl.ndarray((pmax, blocks), dtype=nl.float32, buffer=nl.sbuf)
@@ -232,8 +234,7 @@ def query_side(
         tile = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile, src=part)
         logs.append(tile)
-    place = head % shared
-    return QuerySide(head, place == 0, place == shared - 1, source, logs, neglse, delta, dq)
+    return QuerySide(head, place[0], place[1], source, logs, neglse, delta, dq)
 
 
 def negate_logs(side: QuerySide) -> None:
@@ -500,3 +501,32 @@ def finish_queries(g: LongGradients, turned: Turned) -> None:
     _add(result, product, g.scale, before)
     row = pair.block * pmax
     nisa.dma_copy(dst=g.dq[side.source.batch, side.head, row : row + pmax], src=result)
+
+
+def join_key_gradients(g: LongGradients, parts: nl.NkiTensor) -> None:
+    """Add up what two programs have of the gradients of all keys and values, `parts[2, key heads,
+    128, S / 128, d + Dv]`: the first one those of keys, the second one those of values."""
+    nisa.core_barrier(parts, (0, 1))
+    width = g.dk.shape[3]
+    target = g.dk if is_first() else g.dv
+    first = 0 if is_first() else width
+    columns = slice(first, first + target.shape[3])
+    pmax = nl.tile_size.pmax
+    bank = nl.tile_size.psum_bank_fmax
+    depth = target.shape[2]
+    if g.causal:
+        depth = min(depth, g.dq.shape[2])
+    for number in range(parts.shape[1]):
+        rows = target[number // target.shape[1], number % target.shape[1]]
+        for start in range(0, depth, bank):
+            size = min(bank, depth - start)
+            blocks = slice(start // pmax, (start + size) // pmax)
+            some = parts[:, number, :, blocks, columns]
+            every = nl.ndarray(
+                (pmax, 2, size // pmax, target.shape[3]), dtype=nl.float32, buffer=nl.sbuf
+            )
+            nisa.dma_copy(dst=every, src=some.permute((1, 0, 2, 3)))
+            total = nl.ndarray(every[:, 0].shape, dtype=target.dtype, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=total, data1=every[:, 0], data2=every[:, 1], op=nl.add)
+            place = rows[start : start + size].reshape_dim(0, (size // pmax, pmax))
+            nisa.dma_copy(dst=place.permute((1, 0, 2)), src=total)

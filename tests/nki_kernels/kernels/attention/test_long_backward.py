@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from launched import launch_of, simulated, traced
+from launched import bindings, launch_of, simulated, traced
 
 from trnx.nki_kernels import canonical_ops, registry
 from trnx.nki_kernels.kernels.attention._host import make_inputs
+from trnx.simulator import simulate, trace
 from trnx.simulator.hardware import hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.timing.profile import predicted_seconds
 
 BACKWARD = registry.kernels()["sdpa_backward"]
 BF16 = torch.bfloat16
+TWO = replace(hardware("trn2"), cores=2)
 
 
 def saved(*shape: int, seed: int = 11, **options: Any) -> dict[str, Any]:
@@ -65,9 +70,21 @@ def exact(values: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(out, (q, k, v), values["grad_out"].double())
 
 
-def assert_within_twice_of_eager(values: dict[str, Any], target: str = "trn2") -> None:
+def gradients_by_two(values: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """By both cores of a logical one."""
+    launch = BACKWARD.launch(bindings(values), TWO)
+    assert (launch.kernel.__name__, launch.grid, launch.cores) == ("long_backward_kernel", 2, 2)
+    names = iter(launch.tensor_names)
+    operands = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
+    results: tuple[torch.Tensor, ...] = simulate(launch.kernel, grid=2)(*operands)
+    return results
+
+
+def assert_within_twice_of_eager(
+    values: dict[str, Any], target: str = "trn2", run: Callable[..., Any] | None = None
+) -> None:
     """Against float64, with eager's own error as the measure, or one rounding of the result."""
-    results = gradients(values, target)
+    results = gradients(values, target) if run is None else run(values)
     for own, wanted, eager in zip(
         results, exact(values), BACKWARD.reference(**values), strict=False
     ):
@@ -96,6 +113,19 @@ def test_gradients_of_every_width(width: int, causal: bool) -> None:
 def test_heads_that_share_keys(sources: int, causal: bool) -> None:
     values = saved(2, 4, 512, 512, 16, sources=sources, causal=causal)
     assert_within_twice_of_eager(values)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "sources"),
+    [(1, 2, 1), (1, 4, 1), (3, 4, 1), (1, 6, 3), (2, 2, 1), (1, 3, 1)],
+)
+@pytest.mark.parametrize(("length", "depth"), [(640, 512), (512, 768)])
+def test_two_cores_share_heads(
+    batch: int, heads: int, sources: int, length: int, depth: int
+) -> None:
+    """Those of keys, or where these are odd the query heads of each, if they are even."""
+    values = saved(batch, heads, length, depth, 32, sources=sources, causal=True, values=16)
+    assert_within_twice_of_eager(values, run=gradients_by_two)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -226,3 +256,12 @@ def test_tensor_engine_is_busy(heads: int, length: int, least: float) -> None:
     flops = 10 * heads * length * length / 2 * 128
     seconds = predicted_seconds(program, hardware("trn2"))
     assert flops / seconds >= least * hardware("trn2").peak_bf16_flops
+
+
+def test_two_cores_pay_where_query_heads_share_their_keys() -> None:
+    """One key head of four query heads, as of a model whose heads eight ranks share."""
+    values = unsaved(1, 4, 2048, 2048, 128, sources=1, causal=True)
+    launch = BACKWARD.launch(bindings(values), TWO)
+    program = trace(launch.kernel, launch.arguments, target="trn2", grid=2, values=False)
+    one = predicted_seconds(traced(BACKWARD, values), hardware("trn2"))
+    assert one >= 1.75 * predicted_seconds(program, TWO)
