@@ -68,11 +68,13 @@ class RunScores(NamedTuple):
     bias: nl.NkiTensor | None
 
 
-def runs_of(batches: int, sources: int, depth: int, rows: int) -> list[Run]:
-    """The keys of all heads in runs; what is left of a head's last 128 keys makes its own one."""
+def runs_of(batches: int, sources: int, keys: tuple[int, int], rows: int) -> list[Run]:
+    """The keys `start .. end` of all heads in runs; what is left of a head's last 128 keys makes
+    its own one."""
     pmax = nl.tile_size.pmax
-    full = depth // pmax
-    rest = depth % pmax
+    start, end = keys
+    full = (end - start) // pmax
+    rest = (end - start) % pmax
     most = max(1, min(RUN, _SCORES // rows))
     count = max(1, (full + most - 1) // most)
     most = (full + count - 1) // count  # even shares: a run takes as long however short it is
@@ -84,10 +86,20 @@ def runs_of(batches: int, sources: int, depth: int, rows: int) -> list[Run]:
                 count = min(most, full - block)
                 last = rest == 0 and block + count == full
                 runs.append(
-                    Run(batch, source, block * pmax, count, pmax, block == 0, last, last and final)
+                    Run(
+                        batch,
+                        source,
+                        start + block * pmax,
+                        count,
+                        pmax,
+                        block == 0,
+                        last,
+                        last and final,
+                    )
                 )
             if rest > 0:
-                runs.append(Run(batch, source, full * pmax, 1, rest, full == 0, True, final))
+                first = start + full * pmax
+                runs.append(Run(batch, source, first, 1, rest, full == 0, True, final))
     return runs
 
 

@@ -67,11 +67,13 @@ class DecodeState(NamedTuple):
 
 class DecodeOutputs(NamedTuple):
     """`out[B, Hkv, R / L, L, Dv]`, and the sums and negated maxima `[1, B * Hkv, R]` of all
-    rows."""
+    rows. Where cores share the keys of a head, `shared` has one element: `[cores, B * Hkv, 128,
+    cuts of Dv + 2, R]` in HBM, where they put what `DecodeState` has."""
 
     out: nl.NkiTensor
     totals: nl.NkiTensor
     negmaxes: nl.NkiTensor
+    shared: list[nl.NkiTensor]
 
 
 class Combined(NamedTuple):
@@ -249,6 +251,18 @@ def _normalised(
     return Normalised(result, run)
 
 
+def _share(p: DecodeProblem, outputs: DecodeOutputs, state: DecodeState, run: Run) -> None:
+    """What this core has of a head, to HBM."""
+    width = state.product.shape[0]
+    cuts = p.value_cuts
+    tile = nl.ndarray((width, cuts + 2, p.rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=tile[:, 0:cuts], src=state.product)
+    nisa.tensor_copy(dst=tile[:, cuts], src=state.total[0:width])
+    nisa.tensor_copy(dst=tile[:, cuts + 1], src=state.negmax[0:width])
+    head = run.batch * outputs.out.shape[1] + run.source
+    nisa.dma_copy(dst=outputs.shared[0][nl.program_id(0), head, 0:width], src=tile)
+
+
 def _store(p: DecodeProblem, outputs: DecodeOutputs, done: Normalised) -> None:
     """Turn and store the rows of a head."""
     width = done.result.shape[0]
@@ -308,7 +322,10 @@ def decode_step(
     if pipeline.part is not None:
         state = _merged(p, pipeline.state, pipeline.part)
         if pipeline.part.run.last:
-            done = _normalised(p, outputs, state, pipeline.part.run)
+            if len(outputs.shared) > 0:
+                _share(p, outputs, state, pipeline.part.run)
+            else:
+                done = _normalised(p, outputs, state, pipeline.part.run)
             state = None
     if turned is not None:
         for piece in range(len(turned.keys) - 1):
@@ -326,17 +343,61 @@ def decode_step(
 
 def store_decode_logs(p: DecodeProblem, outputs: DecodeOutputs, lse: nl.NkiTensor) -> None:
     """Store the logarithms of all sums: `lse[B, H, L]`."""
-    logs = nl.ndarray(outputs.totals.shape, dtype=nl.float32, buffer=nl.sbuf)
+    _store_logs(p, outputs, slice(0, outputs.totals.shape[1]), lse)
+
+
+def _store_logs(p: DecodeProblem, outputs: DecodeOutputs, heads: slice, lse: nl.NkiTensor) -> None:
+    """Those of some heads."""
+    totals = outputs.totals[:, heads]
+    logs = nl.ndarray(totals.shape, dtype=nl.float32, buffer=nl.sbuf)
     if p.mask is not None:
-        nisa.tensor_scalar(dst=logs, data=outputs.totals, op0=nl.maximum, operand0=_TINY)
+        nisa.tensor_scalar(dst=logs, data=totals, op0=nl.maximum, operand0=_TINY)
         nisa.activation(dst=logs, op=nl.log, data=logs)
     else:
-        nisa.activation(dst=logs, op=nl.log, data=outputs.totals)
-    nisa.tensor_tensor(dst=logs, data1=logs, data2=outputs.negmaxes, op=nl.subtract)
+        nisa.activation(dst=logs, op=nl.log, data=totals)
+    nisa.tensor_tensor(dst=logs, data1=logs, data2=outputs.negmaxes[:, heads], op=nl.subtract)
     if p.mask is not None:
         # A row that attends to nothing has lse 0, as torch's CPU kernel gives it.
         nisa.scalar_tensor_tensor(
-            dst=logs, data=outputs.totals, op0=nl.greater, operand0=0.0, op1=nl.multiply,
+            dst=logs, data=totals, op0=nl.greater, operand0=0.0, op1=nl.multiply,
             operand1=logs,
         )  # fmt: skip
     nisa.dma_copy(dst=lse, src=logs)
+
+
+def join_decoded(
+    p: DecodeProblem, outputs: DecodeOutputs, runs: list[Run], lse: nl.NkiTensor | None
+) -> None:
+    """Merge what two cores have of all heads: each core every other head, whose last runs are among
+    `runs`; `lse[B, H, L]`."""
+    nisa.core_barrier(outputs.shared[0], (0, 1), engine=nisa.engine.tensor)
+    sources = outputs.out.shape[1]
+    for run in runs:
+        head = run.batch * sources + run.source
+        if run.last and head % 2 == nl.program_id(0):
+            _store(p, outputs, _normalised(p, outputs, _merged_cores(p, outputs, head), run))
+            if lse is not None:
+                group = lse.shape[1] // sources
+                rows = lse[run.batch, run.source * group : (run.source + 1) * group]
+                _store_logs(p, outputs, slice(head, head + 1), rows)
+
+
+def _merged_cores(p: DecodeProblem, outputs: DecodeOutputs, head: int) -> DecodeState:
+    """The softmax of the keys of both cores."""
+    cuts = p.value_cuts
+    width = outputs.out.shape[4] // cuts
+    both = nl.ndarray((width, 2, cuts + 2, p.rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=both, src=outputs.shared[0][:, head, 0:width].permute((1, 0, 2, 3)))
+    negmaxes = both[:, :, cuts + 1]
+    negmax = nl.ndarray((width, p.rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=negmax, data1=negmaxes[:, 0], data2=negmaxes[:, 1], op=nl.minimum)
+    factors = nl.ndarray((width, 2, p.rows), dtype=nl.float32, buffer=nl.sbuf)
+    least = negmax.expand_dim(1).broadcast(1, 2)
+    nisa.tensor_tensor(dst=factors, data1=least, data2=negmaxes, op=nl.subtract)
+    nisa.activation(dst=factors, op=nl.exp, data=factors)
+    parts = both[:, :, 0 : cuts + 1]
+    spread = factors.expand_dim(2).broadcast(2, cuts + 1)
+    nisa.tensor_tensor(dst=parts, data1=parts, data2=spread, op=nl.multiply)
+    merged = nl.ndarray((width, cuts + 1, p.rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=merged, data1=parts[:, 0], data2=parts[:, 1], op=nl.add)
+    return DecodeState(negmax, merged[:, cuts], merged[:, 0:cuts])

@@ -25,12 +25,14 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.kernels.attention._decode import DecodeProblem, load_queries, runs_of
 from trnx.nki_kernels.kernels.attention._decode_softmax import (
     DecodeOutputs,
     DecodePipeline,
     decode_step,
+    join_decoded,
     store_decode_logs,
 )
 from trnx.nki_kernels.kernels.attention._direct_schedule import attend_directly
@@ -219,20 +221,24 @@ def decode_kernel(
     attn_mask: nl.NkiTensor | None,
     boolean: bool,
     scale: float,
+    shares_keys: bool,
     gives_logs: bool = True,
     cores: int = 1,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """`(out, lse)` of a few queries, at most 128 for a key head; `boolean` as in `sdpa_kernel`.
-    `cores` share the key heads."""
+    `cores` share the key heads, or where it `shares_keys`, the keys of each."""
     group = q.shape[1] // k.shape[1]
     out = nl.ndarray(q.shape[:-1] + (v.shape[3],), dtype=q.dtype, buffer=nl.shared_hbm)
     lse = _logs_of(q, gives_logs)
     mask = None if attn_mask is None else as_four(attn_mask)
-    part = own_heads(k.shape[0], k.shape[1], cores)
-    if has_heads(part):
-        tensors = (part_of(q, part, group), part_of(k, part, 1), part_of(v, part, 1))
-        results = (part_of(out, part, group), part_of_any(lse, part, group))
-        _decode(tensors, part_of_any(mask, part, group), boolean, scale, results)
+    if shares_keys:
+        _decode((q, k, v), mask, boolean, scale, (out, lse), cores)
+    else:
+        part = own_heads(k.shape[0], k.shape[1], cores)
+        if has_heads(part):
+            tensors = (part_of(q, part, group), part_of(k, part, 1), part_of(v, part, 1))
+            results = (part_of(out, part, group), part_of_any(lse, part, group))
+            _decode(tensors, part_of_any(mask, part, group), boolean, scale, results, 1)
     if lse is None:
         return out
     return out, lse
@@ -244,8 +250,9 @@ def _decode(
     boolean: bool,
     scale: float,
     results: tuple[nl.NkiTensor, nl.NkiTensor | None],
+    cores: int,
 ) -> None:
-    """All heads of q, k and v."""
+    """All heads of q, k and v, whose keys `cores` share."""
     q, k, v = tensors
     out, lse = results
     sources = k.shape[1]
@@ -260,16 +267,26 @@ def _decode(
     heads = q.shape[0] * sources
     totals = nl.ndarray((1, heads, rows), dtype=nl.float32, buffer=nl.sbuf)
     negmaxes = nl.ndarray((1, heads, rows), dtype=nl.float32, buffer=nl.sbuf)
-    outputs = DecodeOutputs(out.reshape_dim(1, (sources, group)), totals, negmaxes)
+    shared: list[nl.NkiTensor] = []
+    if cores > 1:
+        shape = (cores, heads, pmax, value_cuts + 2, rows)
+        shared.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm))
+    outputs = DecodeOutputs(out.reshape_dim(1, (sources, group)), totals, negmaxes, shared)
     queries = load_queries(q, cuts)
     pipeline = DecodePipeline(None, None, None, None, None)
-    for run in runs_of(q.shape[0], sources, k.shape[2], rows):
+    keys = (0, k.shape[2])
+    if cores > 1:
+        keys = share_of(k.shape[2], cores, pmax)
+    runs = runs_of(q.shape[0], sources, keys, rows)
+    for run in runs:
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, run)
     for turn in range(4):
-        if turn == 2 and lse is not None:
+        if turn == 2 and lse is not None and cores == 1:
             load_table(nl.log, ones[0:1, 0:1])  # after the last exponentials, while others work
         pipeline = decode_step(problem, (k, v), queries, outputs, pipeline, None)
-    if lse is not None:
+    if cores > 1:
+        join_decoded(problem, outputs, runs, lse)
+    elif lse is not None:
         store_decode_logs(problem, outputs, lse)
 
 
@@ -383,12 +400,24 @@ def reference(gives_logs: bool = True, **values: Any) -> Any:
     return results if gives_logs else results[0]
 
 
+def _decoding(b: Bindings, shares_keys: bool) -> Launch:
+    few = (has_bool_mask(b), b.scale, shares_keys, b.get("gives_logs", True))
+    return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
+
+
+def other_shares(b: Bindings, hw: Hardware) -> list[Launch]:
+    """Where few queries have an odd number of key heads, cores may share the keys of each."""
+    heads = b.k.shape[0] * b.k.shape[1]
+    if hw.cores != 2 or heads % 2 == 0 or not _is_decoding(b, hw):
+        return []
+    return [_decoding(b, True)]
+
+
 def launch(b: Bindings, hw: Hardware) -> Launch:
     """The kind of mask and the numbers are constants of the kernel."""
     logs = b.get("gives_logs", True)
     if _is_decoding(b, hw):
-        few = (has_bool_mask(b), b.scale, logs)
-        return Launch.of(decode_kernel, b, ("q", "k", "v", "attn_mask"), *few)
+        return _decoding(b, False)
     if is_direct(b, hw) and fits(b) and keeps_rows(b):
         launch = Launch.of(direct_kernel, b, ("q", "k", "v"), b.is_causal, b.scale, logs)
         return replace(launch, unknown_trips=0)
@@ -416,6 +445,7 @@ register(
         samples=samples,
         kernel=sdpa_kernel,
         launch=launch,
+        other_shares=other_shares,
         strided=frozenset(_TENSORS),
     )
 )

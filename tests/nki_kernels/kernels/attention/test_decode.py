@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from launched import bindings
 
 from trnx.nki_kernels import canonical_ops
 from trnx.nki_kernels.kernels.attention._host import make_inputs
+from trnx.simulator import simulate, trace
 from trnx.simulator.hardware import hardware
+from trnx.simulator.memory.tensor_spec import TensorSpec
 from trnx.simulator.timing.profile import predicted_seconds
 
 TARGETS = ("trn1", "trn2", "trn3")
+TWO = replace(hardware("trn2"), cores=2)
 
 
 def generator() -> torch.Generator:
@@ -97,6 +101,67 @@ def test_operands_may_have_any_strides(forward: Any) -> None:
     values |= {"k": cache[:, :, 0].transpose(1, 2), "v": cache[:, :, 1].transpose(1, 2)}
     out, _ = decoded(forward, values)
     forward.assert_within_twice_of_eager(values, out)
+
+
+def by_keys(forward: Any, values: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both cores of a logical one share the keys of each head."""
+    (launch,) = forward.spec.other_launches(bindings(values), TWO)
+    assert (launch.kernel.__name__, launch.grid, launch.cores) == ("decode_kernel", 2, 2)
+    names = iter(launch.tensor_names)
+    operands = [values[next(names)] if isinstance(a, TensorSpec) else a for a in launch.arguments]
+    out, lse = simulate(launch.kernel, grid=2)(*operands)
+    return out, lse
+
+
+@pytest.mark.parametrize("mask", ["", "bool", "hidden", "bias"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "length", "depth", "width", "sources"),
+    [
+        (1, 4, 1, 1155, 24, 1),
+        (3, 2, 3, 1024, 32, 1),
+        (1, 6, 1, 8333, 16, 3),
+        (1, 2, 2, 1100, 256, 1),
+    ],
+)
+def test_two_cores_share_the_keys_of_odd_heads(
+    forward: Any, batch: int, heads: int, length: int, depth: int, width: int, sources: int,
+    mask: str,
+) -> None:  # fmt: skip
+    sizes = (batch, heads, length, depth, width)
+    values = make_inputs(generator(), *sizes, sources=sources, mask=mask, dtype=torch.bfloat16)
+    out, lse = by_keys(forward, values)
+    forward.assert_within_twice_of_eager(values, out)
+    torch.testing.assert_close(lse, canonical_ops.sdpa(**values)[1], rtol=2e-5, atol=4e-6)
+
+
+def test_a_core_may_see_no_key(forward: Any) -> None:
+    values = make_inputs(generator(), 1, 4, 1, 2048, 16, sources=1)
+    mask = torch.zeros(1, 4, 1, 2048)
+    mask[:, 0], mask[:, 1, :, :1500], mask[:, 2, :, 100:] = -math.inf, -math.inf, -math.inf
+    values["attn_mask"] = mask
+    out, lse = by_keys(forward, values)
+    assert not out[0, 0].any()
+    assert lse[0, 0] == 0.0
+    expected, logs = canonical_ops.sdpa(**values)
+    torch.testing.assert_close(out[0, 1:], expected[0, 1:])
+    torch.testing.assert_close(lse, logs)
+
+
+@pytest.mark.parametrize(("depth", "least"), [(8192, 1.05), (32768, 1.3)])
+def test_two_cores_take_less_for_many_keys_of_one_head(
+    forward: Any, depth: int, least: float
+) -> None:
+    values = make_inputs(generator(), 1, 8, 1, depth, 128, sources=1, dtype=torch.bfloat16)
+    (launch,) = forward.spec.other_launches(bindings(values), TWO)
+    program = trace(launch.kernel, launch.arguments, target="trn2", grid=2, values=False)
+    one = predicted_seconds(forward.traced(values), hardware("trn2"))
+    assert one >= least * predicted_seconds(program, TWO)
+
+
+@pytest.mark.parametrize(("heads", "sources"), [(8, 2), (2, 2)])
+def test_even_heads_have_no_other_shares(forward: Any, heads: int, sources: int) -> None:
+    values = make_inputs(generator(), 1, heads, 1, 2048, 16, sources=sources)
+    assert not list(forward.spec.other_launches(bindings(values), TWO))
 
 
 @pytest.mark.parametrize(
