@@ -31,7 +31,8 @@ from torch_programs.differential import Verdict, check
 from torch_programs.program import Program
 from torch_programs.shrink import shrink
 
-CHUNK = 5
+CHUNK = 5  # programs that a process is given at a time
+CHUNKS = 20  # that it is given in all
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,13 @@ def run_all(build: Build, seed: int, count: int, jobs: int) -> Iterator[Outcome]
     """The outcomes of all programs, in order."""
     chunks = [(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=20) as pool:
-        for running in [pool.submit(run_chunk, build, seed, *chunk) for chunk in chunks]:
-            yield from running.result()
+    # New processes after some chunks, as what is compiled stays in memory: a pool that replaces its
+    # own (`max_tasks_per_child`) may wait forever in Python 3.11.
+    for start in range(0, len(chunks), CHUNKS * jobs):
+        some = chunks[start : start + CHUNKS * jobs]
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            for running in [pool.submit(run_chunk, build, seed, *chunk) for chunk in some]:
+                yield from running.result()
 
 
 def show(build: Build, seed: int, number: int) -> Verdict:
