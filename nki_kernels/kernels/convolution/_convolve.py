@@ -38,9 +38,6 @@ from trnx.nki_kernels.kernels.convolution._product import Weights, convolve_bloc
 from trnx.nki_kernels.kernels.convolution._results import move, size_of, store_last
 from trnx.nki_kernels.kernels.convolution._views import results_of, volumes_of, with_planes
 
-# Products, at half rate: as long as DMA takes for the first weights or inputs.
-_WARM_UP = 22
-
 
 class Volume(NamedTuple):
     """Planes that are convolved together: images, or those of one. `is_last`: nothing follows."""
@@ -71,7 +68,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
     if len(blocks) == 0:
         end_out = first_out
     if end_out > first_out and together == 1:
-        warm_up(_WARM_UP)
+        warm_up(plan.warm_up)
     spread: list[nl.NkiTensor] = []
     for group in range(groups):
         size = channels if given.is_turned else out_channels
@@ -309,4 +306,5 @@ def _waits_for_products(weights: Weights, out_channels: int, plan: Plan) -> bool
     """Whether the last store waits for products, not for stores before it, which are more where
     there are more output channels; of one block at a time, as products of less would take as long.
     """
-    return plan.streams == 1 and out_channels <= weights.channels * weights.tile.shape[2]
+    is_few = out_channels <= weights.channels * weights.tile.shape[2]
+    return plan.streams == 1 and (is_few or (plan.is_static and plan.together == 1))

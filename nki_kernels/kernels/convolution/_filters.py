@@ -18,6 +18,8 @@ _LONG_ROW = 512
 _STAGED_ROW = 64
 # Elements of a row of weights that are worth a transfer, where the weights are a matrix.
 _POINTWISE_ROW = 1024
+# Chunks of output channels whose weights come first, where the first product waits for them alone.
+FIRST_CHUNKS = 2
 
 
 class Operands(NamedTuple):
@@ -78,6 +80,8 @@ def load_next(filters: Filters, plan: Plan) -> None:
         # Several chunks of short rows at once, but products wait for all of them.
         depth = weight.shape[0] if given.is_turned else weight.shape[1]
         some = chunks[index : index + max(1, _POINTWISE_ROW // depth)]
+        if index == 0 and plan.layout != "" and plan.is_static and plan.is_small:
+            some = some[0:FIRST_CHUNKS]
     count = some[-1].first + some[-1].number - some[0].first
     if plan.layout != "":
         weights = load_pointwise(weight, some[0].first, count, plan)
