@@ -274,8 +274,8 @@ def _convolve_chunks(
     turn = where[1]
     for chunk in range(len(chunks)):
         # One more than is needed, whose transposes leave PSUM during the products; but the first
-        # products do not wait for the second weights to come, where that takes long.
-        ahead = 1 if len(ready) == 1 and chunk == 0 and come_late(filters, plan) else 2
+        # products do not wait for the next weights to come, where that takes long.
+        ahead = 1 if len(ready) == 1 and come_late(filters, plan, part[0] + chunk) else 2
         while len(ready) < min(part[0] + chunk + ahead, len(filters.chunks)):
             load_next(filters, plan)
         its = ready[part[0] + chunk]
