@@ -39,6 +39,9 @@ _START = 73
 _SHARED = 0.7
 # Outputs of one of its instructions, at most.
 _MOST_OUTPUTS = 1024
+# Times that the inputs are loaded where two kernel rows are a product, and the most time of DMA, of
+# that of products, for them not to wait for it.
+_LOADED, _MOST_TRANSFERS = 1.25, 1.1
 # The share of a partition of SBUF that two rounds may fill.
 _SHARE = 0.7
 # For the first load and the check of all sums.
@@ -192,7 +195,25 @@ def _block(
         blocks = -(-problem.planes.out // planes) * -(-_outputs(problem.rows) // rows)
         if quadrants * blocks >= _ROUNDS * tiles:
             possible.append((planes, rows))
-    return min(reversed(possible), key=lambda block: _turns(b, problem, bank, block, how, hw))
+
+    def turns(block: tuple[int, int]) -> int:
+        return _turns(b, problem, bank, block, how, hw)
+
+    best = min(reversed(possible), key=turns)
+    if how[1] > 0 and turns(possible[0]) == turns(best):
+        # The first copies of a small block take less time, but it has more rows that others load.
+        products = _product_seconds(b, problem, bank, how[1], hw)
+        if _transfer_seconds(b, problem, possible[0], hw) <= _MOST_TRANSFERS * products:
+            return possible[0]
+    return best
+
+
+def _transfer_seconds(b: Bindings, problem: Problem, block: tuple[int, int], hw: Hardware) -> float:
+    """Of the DMA engines of a core, where some of the inputs are loaded twice."""
+    blocks = -(-problem.planes.out // block[0]) * -(-_outputs(problem.rows) // block[1])
+    loads = _LOADED * blocks * input_bytes(problem, *block, 1, hw)
+    nbytes = b.groups * (loads + problem.outputs * problem.itemsize)
+    return float(nbytes / hw.dma_bytes_per_second)
 
 
 def _turns(
