@@ -29,8 +29,8 @@ class Filters(NamedTuple):
 class Given(NamedTuple):
     """The tensors as `[channels, planes, rows, columns]` in HBM, `weight[channels, positions]`;
     `diagonal[128, tile]` has a one in each row; `zeros[128, planes, shift, columns]`; `tile`:
-    columns of a tile; `shift`: as above, or 0; `whole`, `apart`: filters of whole sides, and of
-    others.
+    columns of a tile; `shift`, `skew`: as above, or 0; `whole`, `apart`: filters of whole sides,
+    and of others.
     """
 
     tensors: Depthwise
@@ -43,6 +43,7 @@ class Given(NamedTuple):
     zeros: nl.NkiTensor
     tile: int
     shift: int
+    skew: int
     is_static: bool
     whole: list[Filters]
     apart: list[Filters]

@@ -88,6 +88,7 @@ def depthwise_product_kernel(
     numbers: tuple[Any, ...],
     tile: int,
     shift: int,
+    skew: int,
     exact: tuple[tuple[int, ...], ...],
     has_images: bool,
     is_static: bool,
@@ -96,8 +97,9 @@ def depthwise_product_kernel(
 ) -> nl.NkiTensor:
     """As `depthwise_kernel`, of 1 or 2 dimensions, one output a channel. `numbers`: the axes of the
     products, planes being images; `tile`: columns of a tile of the array; `shift`: input rows
-    between two kernel rows of a product, or 0; `exact`: the axes of `convolve_channels`. `cores`
-    share images, or channels of 2 dimensions.
+    between two kernel rows of a product, or 0; `skew`: kernel positions that a side is ahead of the
+    next one; `exact`: the axes of `convolve_channels`. `cores` share images, or channels of 2
+    dimensions.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     axes = axes_of(numbers)
@@ -114,7 +116,9 @@ def depthwise_product_kernel(
     else:
         first, end = share_of(shape[0], cores, axes.planes.block)
     if first < end:
-        for _ in nl.dynamic_range(_convolve(given, axes, (tile, shift), (first, end), is_static)):
+        for _ in nl.dynamic_range(
+            _convolve(given, axes, (tile, shift, skew), (first, end), is_static)
+        ):
             _repair(given, exact, has_images, is_static, first, end)
     return out
 
@@ -161,14 +165,14 @@ def _repair(
 def _convolve(
     tensors: Depthwise,
     axes: Axes,
-    how: tuple[int, int],
+    how: tuple[int, int, int],
     images: tuple[int, int],
     is_static: bool,
 ) -> object:
     """`images` (first, end) by products; a register: 0 where all sums are finite, else 1. `how`:
-    columns of a tile, and `shift`.
+    columns of a tile, `shift` and `skew`.
     """
-    columns_of_tile, shift = how
+    columns_of_tile, shift, skew = how
     warm_up(_WARM_UP)
     residual = None
     if tensors.residual is not None:
@@ -184,7 +188,7 @@ def _convolve(
     diagonal = nl.ndarray((pmax, columns_of_tile), dtype=weight.dtype, buffer=nl.sbuf)
     given = Given(
         tensors, volumes_of(tensors.out, 1)[0], volumes_of(tensors.x, 1)[0], residual, weight, axes,
-        diagonal, zeros, columns_of_tile, shift, is_static, [], [],
+        diagonal, zeros, columns_of_tile, shift, skew, is_static, [], [],
     )  # fmt: skip
     streams, sides_of_round = pmax // rows_of_tile(given), pmax // columns_of_tile
     rounds = rounds_of(axes, tensors.groups, images, columns_of_tile, streams, sides_of_round)
@@ -283,12 +287,14 @@ def _multiply(
             its = parts_of_block(axes, cell.block)[number]
             every.append(taken_of(axes, its, given.shift if is_pair(given, cell) else 0))
             most = max(most, len(every[-1]))
-    # Neighbours use different tiles of the array, so that none waits for the one before it.
-    for turn in range(most):
+    # Neighbours use different tiles of the array, so that none waits for the one before it; the
+    # first sides do not wait for the inputs of the last ones.
+    for step in range(most + given.skew * (len(sides) - 1)):
         index = 0
         for side in range(len(sides)):
+            turn = step - given.skew * side
             for stream in range(len(sides[side].cells)):
-                if turn < len(every[index]):
+                if turn >= 0 and turn < len(every[index]):
                     bank = banks[stream][nl.ds(side * given.tile, given.tile)]
                     where = (side, stream, number)
                     _multiply_taken(given, bank, sides, tiles, every[index][turn], where)
