@@ -205,6 +205,7 @@ def _convolve(
     totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
     column = 0
+    before = 0  # totals of all rounds but the last two
     checked: list[nl.NkiTensor] = []
     for number in range(len(rounds)):
         tiles = ready
@@ -216,12 +217,13 @@ def _convolve(
             for stream in range(len(side.cells)):
                 diagonals_of(given, filters_of(given, side, stream))
         copy_round(given, rounds[number], tiles, number)
-        if is_last and column > 0:
-            # Before VectorE has sums of this round to copy, which the check is to wait for alone.
-            checked.append(sum_of_totals(totals[:, 0:column]))
-        first = column
+        if is_last and before > 0:
+            # Before VectorE has sums of this round to copy; the round before may not be done.
+            checked.append(sum_of_totals(totals[:, 0:before]))
+        if not is_last:
+            before = column
         column = _convolve_round(given, rounds[number], tiles, totals, column, is_last)
-    checked.append(totals[:, first:column])
+    checked.append(totals[:, before:column])
     return repairs_of_totals(checked)
 
 
