@@ -23,6 +23,34 @@ def finite_ones(totals: nl.NkiTensor) -> nl.NkiTensor:
     return good
 
 
+def sum_of_totals(totals: nl.NkiTensor) -> nl.NkiTensor:
+    """`[128, 1]`: the sum over the columns of `totals[128, columns]`, in float32."""
+    total = nl.ndarray((totals.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=totals, axis=1)
+    return total
+
+
+def repairs_of_totals(parts: list[nl.NkiTensor]) -> object:
+    """A register: 0 where the sum of all `parts`, each `[128, columns]` in float32, is finite, else
+    1. TensorE adds up the columns one by one, so few of them take less time until the register is
+    there than by `finite_ones`; a sum that overflows counts as not finite, too.
+    """
+    ones = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
+    total = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.psum)
+    for part in parts:
+        for column in range(part.shape[1]):
+            nisa.nc_matmul(dst=total, stationary=ones, moving=part[:, column : column + 1])
+    flag = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    # 0 times an infinity or NaN is NaN, which equals nothing.
+    nisa.tensor_scalar(
+        dst=flag, data=total, op0=nl.multiply, operand0=0.0, op1=nl.not_equal, operand1=0.0
+    )
+    register = nisa.register_alloc()
+    nisa.register_load(register, flag)
+    return register
+
+
 def repairs_of(good: nl.NkiTensor, ones: nl.NkiTensor) -> object:
     """A register: 0 where all of `good[128, columns]`, in bfloat16, is 1, else 1."""
     bank = nl.tile_size.psum_bank_fmax

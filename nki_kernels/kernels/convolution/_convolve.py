@@ -38,9 +38,6 @@ from trnx.nki_kernels.kernels.convolution._product import Weights, convolve_bloc
 from trnx.nki_kernels.kernels.convolution._results import move, size_of, store_last
 from trnx.nki_kernels.kernels.convolution._views import results_of, volumes_of, with_planes
 
-# Products, at half rate: as long as DMA takes for the first weights or inputs.
-_WARM_UP = 22
-
 
 class Volume(NamedTuple):
     """Planes that are convolved together: images, or those of one. `is_last`: nothing follows."""
@@ -71,7 +68,7 @@ def convolve(given: Operands, groups: int, plan: Plan, cores: int) -> None:
     if len(blocks) == 0:
         end_out = first_out
     if end_out > first_out and together == 1:
-        warm_up(_WARM_UP)
+        warm_up(plan.warm_up)
     spread: list[nl.NkiTensor] = []
     for group in range(groups):
         size = channels if given.is_turned else out_channels
@@ -277,8 +274,8 @@ def _convolve_chunks(
     turn = where[1]
     for chunk in range(len(chunks)):
         # One more than is needed, whose transposes leave PSUM during the products; but the first
-        # products do not wait for the second weights to come, where that takes long.
-        ahead = 1 if len(ready) == 1 and chunk == 0 and come_late(filters, plan) else 2
+        # products do not wait for the next weights to come, where that takes long.
+        ahead = 1 if len(ready) == 1 and come_late(filters, plan, part[0] + chunk) else 2
         while len(ready) < min(part[0] + chunk + ahead, len(filters.chunks)):
             load_next(filters, plan)
         its = ready[part[0] + chunk]
@@ -309,4 +306,5 @@ def _waits_for_products(weights: Weights, out_channels: int, plan: Plan) -> bool
     """Whether the last store waits for products, not for stores before it, which are more where
     there are more output channels; of one block at a time, as products of less would take as long.
     """
-    return plan.streams == 1 and out_channels <= weights.channels * weights.tile.shape[2]
+    is_few = out_channels <= weights.channels * weights.tile.shape[2]
+    return plan.streams == 1 and (is_few or (plan.is_static and plan.together == 1))

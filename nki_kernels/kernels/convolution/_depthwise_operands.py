@@ -29,8 +29,8 @@ class Filters(NamedTuple):
 class Given(NamedTuple):
     """The tensors as `[channels, planes, rows, columns]` in HBM, `weight[channels, positions]`;
     `diagonal[128, tile]` has a one in each row; `zeros[128, planes, shift, columns]`; `tile`:
-    columns of a tile; `shift`: as above, or 0; `whole`, `apart`: filters of whole sides, and of
-    others.
+    columns of a tile; `shift`, `skew`: as above, or 0; `whole`, `apart`: filters of whole sides,
+    and of others.
     """
 
     tensors: Depthwise
@@ -43,6 +43,7 @@ class Given(NamedTuple):
     zeros: nl.NkiTensor
     tile: int
     shift: int
+    skew: int
     is_static: bool
     whole: list[Filters]
     apart: list[Filters]
@@ -74,11 +75,12 @@ def fill_diagonal(diagonal: nl.NkiTensor) -> None:
     nisa.tensor_reduce(dst=diagonal, op=nl.add, data=parts.permute((0, 2, 1)), axis=2)
 
 
-def load_round(given: Given, sides: list[Side], is_first: bool) -> list[nl.NkiTensor]:
+def load_round(given: Given, sides: list[Side], turn: int) -> list[nl.NkiTensor]:
     """The inputs of sides, `[lanes, planes, rows, columns]`, `shift` rows further down. Where two
     quadrants have the same input, those of odd sides have it loaded on the second one, so that all
-    DMA engines, which serve some partitions each, have work. In the first round half of the cells
-    have it loaded on both, as products wait for copies then.
+    DMA engines, which serve some partitions each, have work. Some of the cells have it loaded on
+    both, as copies take VectorE nearly as long as products take TensorE: half of them in the first
+    round (`turn` 0), whose products wait for the copies, and a quarter in others.
     """
     shift = given.shift
     tiles: list[nl.NkiTensor] = []
@@ -102,7 +104,7 @@ def load_round(given: Given, sides: list[Side], is_first: bool) -> list[nl.NkiTe
             else:
                 target = tile[nl.ds(place, cell.number), :, shift:]
                 _load_part(given, target, cell, cell.number)
-            if is_first and _is_loaded_twice(given, cell, index):
+            if _is_loaded_twice(given, cell, (index, number, turn)):
                 other = nl.ds(place + (1 - number % 2) * given.tile, given.tile)
                 target = tile[other, :, shift:] if number % 2 == 1 else tile[other]
                 _load_part(given, target, cell, given.tile)
@@ -140,9 +142,17 @@ def is_pair(given: Given, cell: Cell) -> bool:
     return given.shift > 0 and cell.number == given.tile
 
 
-def _is_loaded_twice(given: Given, cell: Cell, stream: int) -> bool:
-    """Whether both quadrants of a cell of the first round are loaded."""
-    return is_pair(given, cell) and stream % 2 == 1
+def _is_loaded_twice(given: Given, cell: Cell, where: tuple[int, int, int]) -> bool:
+    """Whether both quadrants of a cell are loaded; `where`: its stream, side and round. In turns
+    those of different quadrants, each of which has DMA engines of its own.
+    """
+    stream, side, turn = where
+    if not is_pair(given, cell):
+        return False
+    if turn == 0:
+        return stream % 2 == 1
+    half = side // 2 % 2
+    return stream == half and (side % 2 == half) == (turn % 2 == 0)
 
 
 def _load_part(given: Given, tile: nl.NkiTensor, cell: Cell, channels: int) -> None:
@@ -153,15 +163,15 @@ def _load_part(given: Given, tile: nl.NkiTensor, cell: Cell, channels: int) -> N
     load(target, part, False, given.is_static)
 
 
-def copy_round(given: Given, sides: list[Side], tiles: list[nl.NkiTensor], is_first: bool) -> None:
+def copy_round(given: Given, sides: list[Side], tiles: list[nl.NkiTensor], turn: int) -> None:
     """What was loaded on one quadrant of two to the other, `shift` rows further up or down;
-    `is_first` as in `load_round`.
+    `turn` as in `load_round`.
     """
     shift = given.shift
     for number in range(len(sides)):
         for index in range(len(sides[number].cells)):
             cell = sides[number].cells[index]
-            if not is_pair(given, cell) or (is_first and _is_loaded_twice(given, cell, index)):
+            if not is_pair(given, cell) or _is_loaded_twice(given, cell, (index, number, turn)):
                 continue
             planes = cell.block.planes_in[1] - cell.block.planes_in[0]
             rows = cell.block.rows_in[1] - cell.block.rows_in[0]

@@ -21,7 +21,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
+from trnx.nki_kernels.kernels._repairs import repairs_of_totals, sum_of_totals
 from trnx.nki_kernels.kernels._warm_up import warm_up
 from trnx.nki_kernels.kernels.convolution._depthwise import (
     Depthwise,
@@ -48,7 +48,13 @@ from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
     sides_with,
     taken_of,
 )
-from trnx.nki_kernels.kernels.convolution._depthwise_results import load_added, store_cell
+from trnx.nki_kernels.kernels.convolution._depthwise_results import (
+    Piece,
+    are_dense,
+    load_added,
+    pieces_of,
+    store_stream,
+)
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, finish
 from trnx.nki_kernels.kernels.convolution._parts import (
     BankPart,
@@ -82,6 +88,7 @@ def depthwise_product_kernel(
     numbers: tuple[Any, ...],
     tile: int,
     shift: int,
+    skew: int,
     exact: tuple[tuple[int, ...], ...],
     has_images: bool,
     is_static: bool,
@@ -90,8 +97,9 @@ def depthwise_product_kernel(
 ) -> nl.NkiTensor:
     """As `depthwise_kernel`, of 1 or 2 dimensions, one output a channel. `numbers`: the axes of the
     products, planes being images; `tile`: columns of a tile of the array; `shift`: input rows
-    between two kernel rows of a product, or 0; `exact`: the axes of `convolve_channels`. `cores`
-    share images, or channels of 2 dimensions.
+    between two kernel rows of a product, or 0; `skew`: kernel positions that a side is ahead of the
+    next one; `exact`: the axes of `convolve_channels`. `cores` share images, or channels of 2
+    dimensions.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     axes = axes_of(numbers)
@@ -108,7 +116,9 @@ def depthwise_product_kernel(
     else:
         first, end = share_of(shape[0], cores, axes.planes.block)
     if first < end:
-        for _ in nl.dynamic_range(_convolve(given, axes, (tile, shift), (first, end), is_static)):
+        for _ in nl.dynamic_range(
+            _convolve(given, axes, (tile, shift, skew), (first, end), is_static)
+        ):
             _repair(given, exact, has_images, is_static, first, end)
     return out
 
@@ -155,14 +165,14 @@ def _repair(
 def _convolve(
     tensors: Depthwise,
     axes: Axes,
-    how: tuple[int, int],
+    how: tuple[int, int, int],
     images: tuple[int, int],
     is_static: bool,
 ) -> object:
     """`images` (first, end) by products; a register: 0 where all sums are finite, else 1. `how`:
-    columns of a tile, and `shift`.
+    columns of a tile, `shift` and `skew`.
     """
-    columns_of_tile, shift = how
+    columns_of_tile, shift, skew = how
     warm_up(_WARM_UP)
     residual = None
     if tensors.residual is not None:
@@ -178,35 +188,43 @@ def _convolve(
     diagonal = nl.ndarray((pmax, columns_of_tile), dtype=weight.dtype, buffer=nl.sbuf)
     given = Given(
         tensors, volumes_of(tensors.out, 1)[0], volumes_of(tensors.x, 1)[0], residual, weight, axes,
-        diagonal, zeros, columns_of_tile, shift, is_static, [], [],
+        diagonal, zeros, columns_of_tile, shift, skew, is_static, [], [],
     )  # fmt: skip
     streams, sides_of_round = pmax // rows_of_tile(given), pmax // columns_of_tile
     rounds = rounds_of(axes, tensors.groups, images, columns_of_tile, streams, sides_of_round)
-    columns = 0
+    columns = 0  # two for each bank, which may leave in two pieces
     for sides in rounds:
         banks = len(sides[0].cells)
-        columns = columns + banks * len(parts_of_block(axes, sides[0].cells[0].block))
+        columns = columns + 2 * banks * len(parts_of_block(axes, sides[0].cells[0].block))
     for sides in rounds:
         for side in sides:
             for stream in range(len(side.cells)):
                 load_filters(given, side, stream)
-    ready = load_round(given, rounds[0], True)
+    ready = load_round(given, rounds[0], 0)
     fill_diagonal(diagonal)
     totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
     column = 0
+    before = 0  # totals of all rounds but the last two
+    checked: list[nl.NkiTensor] = []
     for number in range(len(rounds)):
         tiles = ready
         is_last = number + 1 == len(rounds)
         if not is_last:
             # The next inputs come during these products.
-            ready = load_round(given, rounds[number + 1], False)
+            ready = load_round(given, rounds[number + 1], number + 1)
         for side in rounds[number]:
             for stream in range(len(side.cells)):
                 diagonals_of(given, filters_of(given, side, stream))
-        copy_round(given, rounds[number], tiles, number == 0)
+        copy_round(given, rounds[number], tiles, number)
+        if is_last and before > 0:
+            # Before VectorE has sums of this round to copy; the round before may not be done.
+            checked.append(sum_of_totals(totals[:, 0:before]))
+        if not is_last:
+            before = column
         column = _convolve_round(given, rounds[number], tiles, totals, column, is_last)
-    return repairs_of(finite_ones(totals), column_of_ones())
+    checked.append(totals[:, before:column])
+    return repairs_of_totals(checked)
 
 
 def _convolve_round(
@@ -228,20 +246,29 @@ def _convolve_round(
         shape = (count * given.tile, planes, rows, columns)
         results.append(nl.ndarray(shape, dtype=given.out.dtype, buffer=nl.sbuf))
         added.append(load_added(given, sides, stream, shape))
+    # The last sums are stored piece by piece, so that few bytes are left at the end.
+    is_early = is_last and given.is_static and are_dense(axes)
     for number in range(len(parts_of_block(axes, sides[0].cells[0].block))):
         banks = _multiply(given, sides, tiles, number)
+        where = _where_of_part(given, sides, number)
+        pieces: list[list[Piece]] = []
+        for bank in banks:
+            pieces.append(pieces_of(bank, where) if is_early else [Piece(bank, where)])
+        for index in range(len(pieces[0])):
+            for stream in range(streams):
+                piece = pieces[stream][index]
+                total = totals[0 : piece.bank.shape[0], nl.ds(column, 1)]
+                # VectorE has nothing else to do any more.
+                on_vector = is_last and (stream + number) % 2 == 1
+                its = (results[stream], added[stream])
+                _finish(given, sides, stream, piece, its, total, on_vector)
+                column = column + 1
+                if is_early:
+                    store_stream(given, sides, stream, results[stream], piece.where)
+    if not is_early:
+        every = slice(0, None)
         for stream in range(streams):
-            total = totals[0 : banks[stream].shape[0], nl.ds(column, 1)]
-            its = (banks[stream], results[stream], added[stream])
-            # VectorE has nothing else to do any more.
-            on_vector = is_last and (stream + number) % 2 == 1
-            _finish(given, sides, (stream, number), its, total, on_vector)
-            column = column + 1
-    for stream in range(streams):
-        for side in range(sides_with(sides, stream)):
-            cell = sides[side].cells[stream]
-            source = results[stream][nl.ds(side * given.tile, cell.number)]
-            store_cell(given, cell, source)
+            store_stream(given, sides, stream, results[stream], (every, every, every))
     return column
 
 
@@ -262,12 +289,14 @@ def _multiply(
             its = parts_of_block(axes, cell.block)[number]
             every.append(taken_of(axes, its, given.shift if is_pair(given, cell) else 0))
             most = max(most, len(every[-1]))
-    # Neighbours use different tiles of the array, so that none waits for the one before it.
-    for turn in range(most):
+    # Neighbours use different tiles of the array, so that none waits for the one before it; the
+    # first sides do not wait for the inputs of the last ones.
+    for step in range(most + given.skew * (len(sides) - 1)):
         index = 0
         for side in range(len(sides)):
+            turn = step - given.skew * side
             for stream in range(len(sides[side].cells)):
-                if turn < len(every[index]):
+                if turn >= 0 and turn < len(every[index]):
                     bank = banks[stream][nl.ds(side * given.tile, given.tile)]
                     where = (side, stream, number)
                     _multiply_taken(given, bank, sides, tiles, every[index][turn], where)
@@ -315,18 +344,20 @@ def _multiply_taken(
 def _finish(
     given: Given,
     sides: list[Side],
-    which: tuple[int, int],
-    tiles: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor | None],
+    stream: int,
+    piece: Piece,
+    tiles: tuple[nl.NkiTensor, nl.NkiTensor | None],
     total: nl.NkiTensor,
     on_vector: bool,
 ) -> None:
-    """The epilogue of a bank, `which` is that of a stream and part: of all sides at once where they
-    have the same channels; and its total. By VectorE if that may do it with one instruction.
+    """The epilogue of a piece of a stream: of all sides at once where they have the same channels;
+    and its total. By VectorE if that may do it with one instruction. `tiles`: the results, and what
+    is added to them.
     """
-    stream, number = which
     tensors = given.tensors
-    bank, result, added = tiles
-    p, r, q = _where_of_part(given, sides, number)
+    bank, where = piece
+    result, added = tiles
+    p, r, q = where
     is_plain = tensors.bias is None and tensors.norm is None
     is_copy = is_plain and added is None and tensors.activation == "none"
     if is_copy and on_vector:

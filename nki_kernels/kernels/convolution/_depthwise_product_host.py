@@ -16,7 +16,7 @@ from trnx.nki_kernels.kernels.convolution._geometry import (
     input_bytes,
     result_bytes,
 )
-from trnx.nki_kernels.kernels.convolution._sharing import Sharing
+from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE, Sharing
 from trnx.nki_kernels.kernels.convolution._windows import Problem, Window, trivial
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
@@ -39,6 +39,11 @@ _START = 73
 _SHARED = 0.7
 # Outputs of one of its instructions, at most.
 _MOST_OUTPUTS = 1024
+# Times that the inputs are loaded where two kernel rows are a product, and the most time of DMA, of
+# that of products, for them not to wait for it.
+_LOADED, _MOST_TRANSFERS = 1.25, 1.1
+# Of the kernel positions that are multiplied while the input of a side is loaded.
+_AHEAD = 2 / 3
 # The share of a partition of SBUF that two rounds may fill.
 _SHARE = 0.7
 # For the first load and the check of all sums.
@@ -110,6 +115,24 @@ def products_shift(b: Bindings, windows: list[Window], hw: Hardware) -> int:
     rows = problem.rows
     is_possible = rows.kernel > 1 and rows.stride == 1 and rows.dilation < rows.size
     return rows.dilation if is_possible and _bank(problem, hw)[0] == 1 else 0
+
+
+def products_skew(b: Bindings, windows: list[Window], hw: Hardware) -> int:
+    """Kernel positions that a side is ahead of the next one, so that products follow loads: most of
+    those that are multiplied while the input of a side is loaded. None where the products of a
+    round take longer than its loads, or copies of kernel rows come between.
+    """
+    if products_shift(b, windows, hw) > 0:
+        return 0
+    problem, tile = _problem(b, windows, hw), tile_of(b, windows, hw)
+    bank = _bank(problem, hw)
+    block = _block(b, problem, bank, (tile, 0), hw)
+    nbytes = PARTITIONS_PER_ENGINE * input_bytes(problem, *block, 1, hw)
+    load = nbytes / hw.dma_engine_rate * hw.pe_clock
+    size, sides = math.prod(bank), hw.partitions // tile
+    if sides * load < problem.taps * max(_LEAST_CYCLES * sides**2, size):
+        return 0
+    return int(_AHEAD * load / size)
 
 
 def tile_of(b: Bindings, windows: list[Window], hw: Hardware) -> int:
@@ -192,7 +215,25 @@ def _block(
         blocks = -(-problem.planes.out // planes) * -(-_outputs(problem.rows) // rows)
         if quadrants * blocks >= _ROUNDS * tiles:
             possible.append((planes, rows))
-    return min(reversed(possible), key=lambda block: _turns(b, problem, bank, block, how, hw))
+
+    def turns(block: tuple[int, int]) -> int:
+        return _turns(b, problem, bank, block, how, hw)
+
+    best = min(reversed(possible), key=turns)
+    if how[1] > 0 and turns(possible[0]) == turns(best):
+        # The first copies of a small block take less time, but it has more rows that others load.
+        products = _product_seconds(b, problem, bank, how[1], hw)
+        if _transfer_seconds(b, problem, possible[0], hw) <= _MOST_TRANSFERS * products:
+            return possible[0]
+    return best
+
+
+def _transfer_seconds(b: Bindings, problem: Problem, block: tuple[int, int], hw: Hardware) -> float:
+    """Of the DMA engines of a core, where some of the inputs are loaded twice."""
+    blocks = -(-problem.planes.out // block[0]) * -(-_outputs(problem.rows) // block[1])
+    loads = _LOADED * blocks * input_bytes(problem, *block, 1, hw)
+    nbytes = b.groups * (loads + problem.outputs * problem.itemsize)
+    return float(nbytes / hw.dma_bytes_per_second)
 
 
 def _turns(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -14,6 +16,13 @@ from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
 )
 from trnx.nki_kernels.kernels.convolution._loads import load, store
 from trnx.nki_kernels.kernels.convolution._plan import Axes
+
+
+class Piece(NamedTuple):
+    """Sums of a stream in PSUM, of all sides, and where they lie in the results of their blocks."""
+
+    bank: nl.NkiTensor
+    where: tuple[slice, slice, slice]
 
 
 def load_added(
@@ -33,16 +42,44 @@ def load_added(
     return added
 
 
-def store_cell(given: Given, cell: Cell, source: nl.NkiTensor) -> None:
-    """The outputs of a cell; an image at a time where triggers take no time, as what several have
-    of some channels is no rectangle, and seems to overlap that of other channels.
+def are_dense(axes: Axes) -> bool:
+    """Whether parts of a block have adjacent outputs."""
+    return axes.planes.step * axes.rows.step * axes.columns.step == 1
+
+
+def pieces_of(bank: nl.NkiTensor, where: tuple[slice, slice, slice]) -> list[Piece]:
+    """Half of the images each, whose outputs are adjacent; all of it where it has one."""
+    p, r, q = where
+    planes = bank.shape[1]
+    if planes == 1:
+        return [Piece(bank, where)]
+    half = (planes + 1) // 2
+    middle = p.start + half
+    first = Piece(bank[:, 0:half], (slice(p.start, middle), r, q))
+    return [first, Piece(bank[:, half:planes], (slice(middle, p.stop), r, q))]
+
+
+def store_stream(
+    given: Given,
+    sides: list[Side],
+    stream: int,
+    result: nl.NkiTensor,
+    where: tuple[slice, slice, slice],
+) -> None:
+    """What lies `where` in the results of a stream, of all its sides; an image at a time where
+    triggers take no time, as what several have of some channels is no rectangle, and seems to
+    overlap that of other channels.
     """
-    target = _part_of(given.out, given.axes, cell)
-    planes = target.shape[1]
-    each = 1 if given.is_static else planes
-    for plane in range(0, planes, each):
-        some = nl.ds(plane, each)
-        store(target[:, some], source[:, some], False, given.is_static)
+    p, r, q = where
+    for side in range(sides_with(sides, stream)):
+        cell = sides[side].cells[stream]
+        source = result[nl.ds(side * given.tile, cell.number), p, r, q]
+        target = _part_of(given.out, given.axes, cell)[:, p, r, q]
+        planes = target.shape[1]
+        each = 1 if given.is_static else planes
+        for plane in range(0, planes, each):
+            some = nl.ds(plane, each)
+            store(target[:, some], source[:, some], False, given.is_static)
 
 
 def _part_of(tensor: nl.NkiTensor, axes: Axes, cell: Cell) -> nl.NkiTensor:

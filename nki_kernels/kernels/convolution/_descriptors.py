@@ -19,8 +19,9 @@ from trnx.simulator.hardware import Hardware
 # As of generated kernels.
 _MOST = 2**15
 # Bytes of a matrix of weights that DMA transposes, beyond which products wait for it: its triggers
-# take 600 ns, so that it had better come by one ring while inputs come by the other.
-_MOST_TURNED = 2**15
+# take 600 ns, so that it had better come by one ring while inputs come by the other. More where
+# there are no fewer output channels than channels: then the triggers of stores take longer.
+_MOST_TURNED, _MOST_TURNED_WIDE = 2**15, 2**19
 
 
 def is_static(
@@ -29,7 +30,9 @@ def is_static(
     """Of a convolution, `times` as large as `problem`, in blocks of planes and rows of outputs.
     `turns_weights`: DMA transposes them.
     """
-    if turns_weights and problem.weights * problem.itemsize > _MOST_TURNED:
+    is_wide = problem.out_channels >= problem.channels
+    most = _MOST_TURNED_WIDE if is_wide else _MOST_TURNED
+    if turns_weights and problem.weights * problem.itemsize > most:
         return False
     rows = problem.rows
     blocks = math.ceil(math.ceil(rows.out / rows.step) / block[1])

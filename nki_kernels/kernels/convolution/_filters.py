@@ -12,12 +12,15 @@ from trnx.nki_kernels.kernels.convolution._plan import Plan
 from trnx.nki_kernels.kernels.convolution._product import Weights
 from trnx.nki_kernels.kernels.convolution._weights import load_pointwise, load_rows, load_weights
 
-# Elements of a row of weights whose transposes wait for a load that takes longer than products.
-_LONG_ROW = 512
+# Elements of a row of weights whose transposes wait for a load that takes longer than products; and
+# of one that takes so also behind the first inputs.
+_LONG_ROW, _VERY_LONG_ROW = 512, 4096
 # The same of rows that take little of the time until the first inputs come.
 _STAGED_ROW = 64
 # Elements of a row of weights that are worth a transfer, where the weights are a matrix.
 _POINTWISE_ROW = 1024
+# Chunks of output channels whose weights come first, where the first product waits for them alone.
+FIRST_CHUNKS = 2
 
 
 class Operands(NamedTuple):
@@ -78,6 +81,8 @@ def load_next(filters: Filters, plan: Plan) -> None:
         # Several chunks of short rows at once, but products wait for all of them.
         depth = weight.shape[0] if given.is_turned else weight.shape[1]
         some = chunks[index : index + max(1, _POINTWISE_ROW // depth)]
+        if index == 0 and plan.layout != "" and plan.is_static and plan.is_small:
+            some = some[0:FIRST_CHUNKS]
     count = some[-1].first + some[-1].number - some[0].first
     if plan.layout != "":
         weights = load_pointwise(weight, some[0].first, count, plan)
@@ -136,14 +141,17 @@ def are_transposed(filters: Filters, plan: Plan) -> bool:
     return plan.layout == "" and not filters.given.is_turned
 
 
-def come_late(filters: Filters, plan: Plan) -> bool:
-    """Whether TensorE would wait for the second weights, to transpose them, while the first
-    products could start: their rows are long, or the first inputs come before them.
+def come_late(filters: Filters, plan: Plan, chunk: int) -> bool:
+    """Whether TensorE would wait for the weights behind those of `chunk`, one of the first two, to
+    transpose them, while its products could start: their rows are long, or the first inputs come
+    before them.
     """
     shape = filters.weight.shape
-    is_long = shape[1] * shape[2] * shape[3] * shape[4] > _LONG_ROW
+    row = shape[1] * shape[2] * shape[3] * shape[4]
+    if chunk > 0:
+        return are_transposed(filters, plan) and row > _VERY_LONG_ROW
     is_behind = plan.is_small and len(filters.staged) == 0
-    return are_transposed(filters, plan) and (is_long or is_behind)
+    return are_transposed(filters, plan) and (row > _LONG_ROW or is_behind)
 
 
 def on_all_sides(column: nl.NkiTensor | None, plan: Plan) -> nl.NkiTensor | None:

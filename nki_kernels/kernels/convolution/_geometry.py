@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trnx.nki_kernels.kernels._blocking import DMA
 from trnx.nki_kernels.kernels.convolution._core_shares import cuts_one_block, shares_blocks
+from trnx.nki_kernels.kernels.convolution._first_products import chunks_together, warm_up_products
 from trnx.nki_kernels.kernels.convolution._loads import IN_TURN
+from trnx.nki_kernels.kernels.convolution._plan import WARM_UP
 from trnx.nki_kernels.kernels.convolution._sharing import (
     Sharing,
     border_transfers,
@@ -321,6 +324,9 @@ def plan(
     bank = bank_of(problem, sharing, hw)
     block = _blocks(problem, bank, sharing, hw)
     each = weight_bytes(problem, hw.partitions, fold, hw)
+    inputs = input_bytes(problem, block[0], block[1], fold, hw)
+    small = is_small(problem, sharing, hw)
+    starts_free = small and is_static
     return (
         axis_numbers(problem.planes, 1, block[0], bank[0]),
         axis_numbers(problem.rows, fold, block[1], bank[1]),
@@ -337,13 +343,14 @@ def plan(
         depth_of(problem, sharing, hw),
         rest_rows(problem, sharing, hw),
         _rest_columns(problem, sharing, block, hw),
-        is_small(problem, sharing, hw),
+        small,
         max(1, _WEIGHT_BYTES // each) * hw.partitions,
-        max(1, _STORE_BYTES // result_bytes(problem, block)),
+        chunks_together(result_bytes(problem, block), starts_free),
         layout if problem.taps == 1 and sharing.streams == 1 else "",
         is_static,
         shares_blocks(problem, sharing, _count(problem, block), volumes, hw),
         is_paired(problem, sharing, hw),
+        warm_up_products(problem, inputs, hw) if starts_free and layout == DMA else WARM_UP,
     )
 
 

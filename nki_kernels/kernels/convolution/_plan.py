@@ -8,6 +8,9 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._windows import Mask, Phase
 
+# Products, at half rate: as long as DMA takes for the first weights or inputs.
+WARM_UP = 22
+
 
 class Axis(NamedTuple):
     """One axis of a convolution; see `_windows.py` for phases and taps.
@@ -53,7 +56,8 @@ class Plan(NamedTuple):
     together: how many chunks of 128 of them are stored by one transfer; layout: how the weights of
     a 1x1 kernel are loaded, "" for a larger one; is_static: transfers have descriptors that are
     made before the run, so that none waits while DGE makes those of the one before, about 600 ns
-    (nki-dge.rst); by_blocks: cores share blocks of outputs, not output channels.
+    (nki-dge.rst); by_blocks: cores share blocks of outputs, not output channels;
+    warm_up: products that keep TensorE busy at first.
     """
 
     planes: Axis
@@ -78,6 +82,7 @@ class Plan(NamedTuple):
     is_static: bool
     by_blocks: bool
     is_paired: bool
+    warm_up: int
 
 
 class Block(NamedTuple):
@@ -123,6 +128,7 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         numbers[19],
         numbers[20],
         numbers[21],
+        numbers[22],
     )
 
 
@@ -153,6 +159,7 @@ def plan_of_rest(plan: Plan) -> Plan:
         plan.is_static,
         plan.by_blocks,
         plan.is_paired,
+        plan.warm_up,
     )
 
 

@@ -22,6 +22,7 @@ from trnx.nki_kernels.kernels.convolution._depthwise_product_host import (
     products_of_core,
     products_plan,
     products_shift,
+    products_skew,
     tile_of,
 )
 from trnx.nki_kernels.kernels.convolution._descriptors import (
@@ -124,7 +125,8 @@ def _depthwise_launch(b: Bindings, hw: Hardware) -> Launch:
         # What is done again comes rarely, and in as few blocks as on one core.
         numbers, has_images = depthwise_plan(b, windows, one)
     few = is_depthwise_static(b, numbers) and is_products_static(b, products)
-    how = (products, tile_of(its, windows, on), products_shift(its, windows, on))
+    shift, skew = products_shift(its, windows, on), products_skew(its, windows, on)
+    how = (products, tile_of(its, windows, on), shift, skew)
     more = (result_shape(b), *how, numbers, has_images, few, by_channels)
     launch = Launch.of(depthwise_product_kernel, b, NAMES, *more)
     return replace(launch, unknown_trips=0)
