@@ -71,7 +71,7 @@ _DIVISORS: dict[Any, int | None] = {
 # (nki_kernels/generator/division.py): who is compared with our kernels must give the same values.
 # What AWS's compiler emits for a division is not published (inferred).
 _DIVIDE_BY_TENSOR, _DIVIDE_BY_NUMBER = 26, 10
-_DIVIDE_TOTAL = 8  # of a mean
+_DIVIDE_TOTAL = 6  # of a mean
 # The same of scans: instructions that each element passes in a kernel with eager's values, by the
 # scan and the type of what it takes (nki_kernels/kernels/cumsum.py and its neighbours).
 _SCANS: dict[Any, dict[torch.dtype, int]] = {

@@ -37,13 +37,14 @@ _SIGN, _EXPONENT = -(2**31), 0x7F800000
 _MAGNITUDE = 0x7FFFFFFF
 _LEADING = -(2**12)  # sign, exponent and 11 bits of the mantissa
 _LEADING_MANTISSA = _MANTISSA & _LEADING
+_LEADING_16 = -(2**8)  # of a number of 16 bits
 # Both operands: times 2^64 where one is below, else by 4. An operand that overflows then belongs to
 # a quotient that is zero or infinite; none is above 2^126, so that no product overflows.
 _SMALL, _ENLARGE, _REDUCE = 2.0**-86, 2.0**64, 0.25
 # One operand: times 2^60 below 1, else 2^-60, whose exponents differ in these bits.
 _POWER = 2.0**60
 _POWERS_DIFFER = ((127 + 60) ^ (127 - 60)) << 23
-_LARGEST_FLOAT = torch.finfo(torch.float32).max
+_LARGEST_BFLOAT16 = torch.finfo(torch.bfloat16).max
 _LARGEST = 2.0**126  # of the products with a reciprocal that are not infinite
 
 
@@ -58,7 +59,7 @@ def divide(b: Builder, x: Operand, y: Operand) -> Value:
         return inverse if x == 1 else b.mul(inverse, -1.0)
     x, y = b.to_float(x), b.to_float(y)
     if not b.rounds_quotients:
-        return b.mul(x, b.reciprocal(y) if isinstance(y, Value) else 1.0 / y)
+        return b.mul(x, _reciprocal(b, y) if isinstance(y, Value) else 1.0 / y)
     if not isinstance(y, Value):
         assert isinstance(x, Value)
         if x.dtype is b.out and b.out in (torch.bfloat16, torch.float16):
@@ -80,21 +81,30 @@ def divide_total(b: Builder, total: Value, count: int) -> Value:
     numbers is that number, else within 0.501 units in the last place, which is less than what the
     order of the sum changes.
 
-    The reciprocal is the sum of one of 12 bits and the rest, and so is the total: the product of
-    the first halves is exact, the others are 2^-12 of it. An infinite total is the largest number,
-    which has a rest, and what it exceeds that by. Seven instructions, five of them in a chain,
-    where `divide` takes 26. Half precision rounds the product with the reciprocal to the
-    same: it is within 2^-22.
+    The total is the sum of a bfloat16 and the rest, and the reciprocal that of 16 bits and the
+    rest: the product of the first ones is exact, the others are 2^-8 of it. An infinite total is
+    the largest bfloat16, and has an infinite rest. Five instructions, four of them in a chain,
+    where `divide` takes 26. A mean that is a step to a `loose_quotient`, and half precision, which
+    rounds it to the same, have the product with the reciprocal: it is within 2^-22.
     """
-    if _inverts_exactly(count) or b.out in (torch.bfloat16, torch.float16):
+    half = b.out in (torch.bfloat16, torch.float16)
+    if _inverts_exactly(count) or half or not b.rounds_quotients:
         return b.mul(total, 1.0 / count)
-    finite = b.maximum(b.minimum(total, _LARGEST_FLOAT), -_LARGEST_FLOAT)
-    excess = b.sub(total, finite)
-    leading = b.bits(finite, _LEADING, 0)
-    high = b.bits(1.0 / count, _LEADING, 0)
+    bounded = b.maximum(b.minimum(total, _LARGEST_BFLOAT16), -_LARGEST_BFLOAT16)
+    leading = b.cast(bounded, torch.bfloat16)
+    high = b.bits(1.0 / count, _LEADING_16, 0)
     assert isinstance(high, float)
-    low = b.add(b.mul(finite, 1.0 / count - high), excess)
-    return b.add(b.mul(leading, high), b.add(b.mul(b.sub(finite, leading), high), low))
+    rest = b.sub(total, leading)
+    low = b.add(b.mul(rest, 1.0 / count), b.mul(leading, 1.0 / count - high))
+    return b.add(b.mul(leading, high), low)
+
+
+def _reciprocal(b: Builder, y: Value) -> Value:
+    """1 / y; of a root a power, which VectorE has at its full rate."""
+    if (y.op, y.name) != ("unary", "sqrt"):
+        return b.reciprocal(y)
+    (square,) = y.args
+    return b.alu("power", square, -0.5)
 
 
 def _float32(number: float) -> float:
@@ -140,15 +150,15 @@ def _tried_factor(dtype: torch.dtype, divisor: float) -> float | None:
 def _bfloat16_quotient(b: Builder, x: Operand, y: Value) -> Value:
     """x times half a power of two times twice the reciprocal of y times it, in [1, 2) but for
     zeros, infinities, NaN and denormal numbers, which stay what they are. A quarter of x is exact.
-    By a root, which neither is so large that its reciprocal is no normal number nor so small that
-    it overflows, both factors are one: powers of two change no other bit of a product.
+    A root is neither so large that its reciprocal is no normal number nor so small that it
+    overflows: that is a power, which VectorE has at its full rate.
     """
+    if _is_root(y):
+        return b.mul(x, b.alu("power", y, -1.0))
     unit: Operand = b.bits(y, _EXPONENT, _EXPONENT)
     unit = b.minimum(b.maximum(unit, 2.0**-126), 2.0**127)
     mantissa = b.mul(b.mul(y, 0.5), unit)
     inverse = b.unary("reciprocal", b.mul(mantissa, 0.5))
-    if _is_root(y):
-        return b.mul(x, b.mul(b.mul(unit, 0.25), inverse))
     return b.mul(b.mul(b.mul(x, 0.25), unit), inverse)
 
 

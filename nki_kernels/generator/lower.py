@@ -29,6 +29,7 @@ from trnx.nki_kernels.generator.long_builder import LongBuilder
 from trnx.nki_kernels.generator.monotone import move_behind_extrema
 from trnx.nki_kernels.generator.needless_extrema import without_needless_extrema
 from trnx.nki_kernels.generator.powers import move_powers_to_sums
+from trnx.nki_kernels.generator.roots import roots_as_powers
 from trnx.nki_kernels.generator.rounding import loose_quotients
 from trnx.nki_kernels.generator.signs import without_needless_signs
 from trnx.nki_kernels.generator.table import entry_of
@@ -93,6 +94,7 @@ def lower(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], specs: SpecOf) -
     builder, table = values
     results = tuple(_output(builder, n, table[n], alignment, specs) for n in outputs)
     results = _simplified(results, without_needless_signs)
+    results = _simplified(results, roots_as_powers)
     results = _simplified(results, move_powers_to_sums)
     results = _simplified(results, without_needless_extrema)
     results = _simplified(results, partial(move_behind_extrema, sizes=sizes))

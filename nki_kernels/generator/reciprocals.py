@@ -1,22 +1,21 @@
 """Reciprocals of sums of exp(x - max(x)), which softmax multiplies by.
 
-VectorE takes eight cycles an element for a reciprocal. ScalarE takes one, and only numbers from
-2^-42 to 2^42 (SDK/nki/api/nki.api.shared.rst); its error is not published, so VectorE corrects it
-by a step of Newton's method, which squares the error: r (2 - y r). Such a sum is 1 or more, because
-its largest exponential is 1, and NaN stays NaN.
+VectorE takes eight cycles an element for a reciprocal, and one for a power, whose exponent is -1
+here; the error of powers is not published. Such a sum is 1 or more, because its largest exponential
+is 1, and NaN stays NaN.
 
-Where a partition has few elements VectorE's takes less than the table of ScalarE's, after which
-ScalarE loads that of the next function; quotients (`division.py`) ask for ScalarE's as they are
-mostly of many.
+Where a partition has few elements VectorE's reciprocal takes less than the table of ScalarE's,
+after which ScalarE loads that of the next function; quotients (`division.py`) ask for ScalarE's as
+they are mostly of many.
 """
 
 from __future__ import annotations
 
 from trnx.nki_kernels.generator.ir import Value, values_of
 
-# From so many elements of a partition on the three instructions, and the table that ScalarE loads
-# for its one, take less than VectorE's reciprocal.
-MANY = 512
+# Elements of a partition from which on eight cycles for each are more than the fixed time of an
+# instruction.
+MANY = 16
 # With fewer elements than this VectorE's takes much less than the load of a table: of more it would
 # be work of the engine that has the most of it.
 FEW = 32

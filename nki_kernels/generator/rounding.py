@@ -9,6 +9,9 @@ loses bits.
 
 A softmax written out divides exponentials, whose last bit no engine rounds correctly, by a sum that
 is at least 1, as the largest exponential is. `aten._softmax` multiplies by the reciprocal, too.
+
+A norm written out divides by the root of a mean or a sum, which no engine adds up in eager's order:
+the last bit of the root is not eager's, nor is that of a quotient by it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from trnx.simulator.memory.tensor_spec import TensorSpec
 aten = torch.ops.aten
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 _SCALES = (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default)
+_TOTALS = (aten.mean.dim, aten.mean.default, aten.sum.dim_IntList, aten.sum.default)
 
 
 def loose_quotients(nodes: Sequence[fx.Node], specs: Mapping[fx.Node, Any]) -> frozenset[fx.Node]:
@@ -40,11 +44,34 @@ def loose_quotients(nodes: Sequence[fx.Node], specs: Mapping[fx.Node, Any]) -> f
         scaled = _down_to_the_root(divisor, inside, specs)
         if scaled is None or specs[node].dtype is not torch.float32:
             continue
-        if node.target is aten.addcdiv.default or _is_only_added(node, inside, specs):
+        root = scaled[-1].all_input_nodes[0] if scaled else divisor
+        total = _up_to_the_total(root, inside, specs)
+        is_added = node.target is aten.addcdiv.default or _is_only_added(node, inside, specs)
+        if is_added or total:
             # What else reads the divisor may want all of its bits.
-            found.update(n for n in scaled if n.target is aten.div.Tensor and len(n.users) == 1)
+            found.update(n for n in (*scaled, *total) if _is_alone(n))
             found.add(node)
     return frozenset(found)
+
+
+def _is_alone(node: fx.Node) -> bool:
+    """Whether a step to a divisor is a quotient that one node reads."""
+    is_quotient = node.target in (aten.div.Tensor, aten.mean.dim, aten.mean.default)
+    return is_quotient and len(node.users) == 1
+
+
+def _up_to_the_total(
+    root: fx.Node, inside: frozenset[fx.Node], specs: Mapping[fx.Node, Any]
+) -> list[fx.Node]:
+    """The steps from a square root to the float total that it is made of by numbers, and that;
+    none where it is not."""
+    steps = []
+    node = root.all_input_nodes[0]
+    while node in inside and node.target in _SCALES and _is_number_but_first(node, specs):
+        steps.append(node)
+        node = node.all_input_nodes[0]
+    is_total = node in inside and node.target in _TOTALS and len(root.users) == 1
+    return [*steps, node] if is_total and specs[node].dtype is torch.float32 else []
 
 
 def _is_softmax(node: fx.Node, inside: frozenset[fx.Node]) -> bool:

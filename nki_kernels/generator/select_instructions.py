@@ -453,23 +453,12 @@ class InstructionSelector:
     def _visit_reciprocal(self, value: Value) -> None:
         (source,) = value.args
         assert isinstance(source, Value)
+        data = self._full(source, value)
         if self._size(value) >= MANY and is_from_one(source):
-            self._put_corrected_reciprocal(value, source)
+            step: list[tuple[str, Argument]] = [("op0", "nl.power"), ("operand0", "-1.0")]
+            self._put("tensor_scalar", value, [("data", data), *step])
             return
-        self._put("reciprocal", value, [("data", self._full(source, value))])
-
-    def _put_corrected_reciprocal(self, value: Value, source: Value) -> None:
-        """ScalarE's reciprocal r of y, and r (2 - y r)."""
-        found = Value("unary", "reciprocal", (source,), torch.float32, value.axes)
-        product = Value("alu", "multiply", (source, found), torch.float32, value.axes)
-        data, inverse = self._full(source, value), Tile(found, value)
-        self._put("activation", found, [("op", "nl.reciprocal"), ("data", data)])
-        factors: list[tuple[str, Argument]] = [("data1", data), ("data2", inverse)]
-        self._put("tensor_tensor", product, [*factors, ("op", "nl.multiply")])
-        step: list[tuple[str, Argument]] = [("data", Tile(product, value))]
-        step += [("op0", "nl.subtract"), ("operand0", "2.0"), ("reverse0", "True")]
-        step += [("op1", "nl.multiply"), ("operand1", inverse)]
-        self._put("scalar_tensor_tensor", value, step)
+        self._put("reciprocal", value, [("data", data)])
 
     def _visit_bits(self, value: Value) -> None:
         (source,) = value.args

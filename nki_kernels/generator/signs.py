@@ -24,18 +24,25 @@ _ANY_FLOAT = ("alu", "unary", "reduce", "reciprocal", "cast")
 
 def without_needless_signs(roots: tuple[Value, ...], values: list[Value]) -> dict[Value, Value]:
     """What stands for each of `values`, which are all that `roots` are made of, operands first."""
-    unsigned: set[Value] = set()
+    unsigned = without_sign(values)
     floored: set[Value] = set()
     dropped: dict[Value, Value] = {}
     for value in values:
         same = _same(value, unsigned, floored)
-        if _is_unsigned(value, unsigned):
-            unsigned.add(value)
         if value in unsigned or _is_floored(value, floored):
             floored.add(value)
         if same is not None:
             dropped[value] = same
     return without(dropped, roots, values)
+
+
+def without_sign(values: Sequence[Value]) -> frozenset[Value]:
+    """Those of `values`, operands first, that have no sign."""
+    unsigned: set[Value] = set()
+    for value in values:
+        if _is_unsigned(value, unsigned):
+            unsigned.add(value)
+    return frozenset(unsigned)
 
 
 def without(
@@ -65,7 +72,7 @@ def _typed(found: Value, old: Value) -> Value:
     return Value("cast", "copy", (found,), old.dtype, old.axes)
 
 
-def _same(value: Value, unsigned: set[Value], floored: set[Value]) -> Value | None:
+def _same(value: Value, unsigned: frozenset[Value], floored: set[Value]) -> Value | None:
     """The operand that `value` is equal to; None where it is not."""
     operands = values_of(value.args)
     if len(operands) != 1 or not operands[0].dtype.is_floating_point:

@@ -76,6 +76,65 @@ def test_a_softmax_written_out_multiplies_by_the_reciprocal(region: Build) -> No
     built.check(rtol=1e-6, atol=1e-9)
 
 
+def rms(x: Any) -> Any:
+    mean = aten.mean.dim(aten.pow.Tensor_Scalar(x, 2), [1], True)
+    return aten.div.Tensor(x, aten.sqrt.default(aten.add.Tensor(mean, 1e-5)))
+
+
+def norm(x: Any) -> Any:
+    total = aten.sum.dim_IntList(aten.mul.Tensor(x, x), [0], True)
+    return aten.div.Tensor(x, aten.sqrt.default(aten.div.Tensor(total, 0.7)))
+
+
+@pytest.mark.parametrize("function", [rms, norm])
+def test_a_norm_written_out_is_within_twice_the_error_of_eager(
+    region: Build, function: Any
+) -> None:
+    x = draw(4)[:9000].reshape(90, 100)
+    built = region(function, x)
+    exact = function(x.double())
+    (ours,), eager = built.run(), function(x)
+    errors = [((r.double() - exact) / exact.abs()).abs() for r in (eager, ours)]
+
+    assert "nl.bitwise_and" not in built.source()
+    assert errors[1].max() <= 2 * errors[0].max()
+    assert errors[1].mean() <= 2 * errors[0].mean()
+
+
+def test_norms_of_special_values_are_those_of_eager(region: Build) -> None:
+    x = draw(5)[:800].reshape(8, 100)
+    x[0, 3], x[1, 4], x[2, 5] = float("inf"), -float("inf"), float("nan")
+    x[3] = 0.0
+    x[4, :2] = torch.tensor([3e38, -3e38])  # whose squares are infinite
+    x[5] = 1e-30  # whose squares are zero
+    for function in (rms, norm):
+        region(function, x).check(rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, v: aten.div.Tensor(x, aten.sqrt.default(v)),
+        lambda x, v: aten.div.Tensor(x, aten.sqrt.default(aten.amax.default(v, [1], True))),
+        lambda x, v: aten.div.Tensor(x, aten.add.Tensor(aten.mean.dim(v, [1], True), 1.0)),
+    ],
+)
+def test_quotients_by_roots_of_no_sum_keep_the_rounding(region: Build, function: Any) -> None:
+    built = region(function, torch.randn(90, 100), torch.rand(90, 100) + 0.5)
+    assert "nl.bitwise_and" in built.source()
+
+
+def test_a_mean_that_is_read_elsewhere_divides(region: Build) -> None:
+    def function(x: Any) -> Any:
+        mean = aten.mean.dim(x, [1], True)
+        return aten.div.Tensor(x, aten.sqrt.default(mean)), mean
+
+    x = torch.arange(600, dtype=torch.float32).reshape(200, 3)
+    built = region(function, x)
+    _, mean = built.run()
+    torch.testing.assert_close(mean, function(x)[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "function",
     [
