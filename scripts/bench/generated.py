@@ -2,12 +2,11 @@
 
 Graphs of `random_graphs.py` are planned for `--target` from fake tensors: nothing is executed. A
 graph's limit is the largest of: every input read and every result written once at the rate of the
-DMA engines; its passes of VectorE and of ScalarE at one element a cycle and lane (a float32
-quotient is as many instructions as its exact composition has). ScalarE loads a table of 1.28 us for
-each family of functions (a published measurement, `Timing.scalar_table_ns`), the first one before
-its data have come: the others are part of its work. VectorE's fast modes for two bytes an element,
-and sums on TensorE or ScalarE, take less than these passes: the time of a graph may be below its
-limit. The launch of the graph is left out on both sides, as in `kernels.py`; the fixed latency of
+DMA engines; its passes of VectorE and of ScalarE at one element a cycle and lane. ScalarE loads a
+table of 1.28 us for each family of functions (a published measurement, `Timing.scalar_table_ns`),
+the first one before its data have come: the others are part of its work. VectorE's fast modes for
+two bytes an element, and sums on TensorE or ScalarE, take less than these passes: the time of a
+graph may be below its limit. The launch of the graph is left out on both sides, as in `kernels.py`; the fixed latency of
 the first load and the last store (`Hardware.region_seconds`) is part of the limit, once a graph, as
 it is part of every estimate of the backend (`backend/prediction.py`, `fallback/cost.py`).
 

@@ -19,20 +19,15 @@ import torch
 _SIZES = (2, 3, 4, 7, 8, 12, 16, 28, 32, 50, 56, 64, 96, 112, 127, 128, 129, 197, 256, 512, 1000)
 _DTYPES = (torch.float32, torch.bfloat16)
 _MEGABYTE = 2**20
-# Instructions of VectorE and GpSimd in a float32 quotient by one value a row, for which NKI has no
-# operator (nki_kernels/generator/division.py); one that a sum rounds again is a product, and so is
-# that of a softmax, whose exponentials are rounded.
-_QUOTIENT = 12
 
 
 class Step(NamedTuple):
-    """`function(x, y, dims)`; the least passes of VectorE and ScalarE over x, besides those of
-    `quotients`, and the `functions` that ScalarE alone has. `operand`: y is another input."""
+    """`function(x, y, dims)`; the least passes of VectorE and ScalarE over x, and the `functions`
+    that ScalarE alone has. `operand`: y is another input."""
 
     function: Callable[[Any, Any, Any], torch.Tensor]
     vector: float = 0.0
     scalar: float = 0.0
-    quotients: int = 0
     operand: bool = False
     reduces: bool = False
     functions: tuple[str, ...] = ()
@@ -77,7 +72,8 @@ _REDUCTIONS = {
 }
 _BACK = {
     "centre": Step(lambda x, _, dims: x - x.mean(dims, keepdim=True), 2),
-    "rms": Step(_rms, 0, 1, quotients=1),
+    # One product with the reciprocal root, of a sum that no engine adds up in eager's order.
+    "rms": Step(_rms, 1, 1),
     "softmax": Step(_softmax, 2, 1, functions=("exp",)),
 }
 _COPY = {"copy": Step(lambda x, _, __: x.clone(memory_format=torch.contiguous_format))}
@@ -143,15 +139,12 @@ class Graph:
         """Least passes of VectorE and ScalarE over the first operand."""
         vector = scalar = 0.0
         whole = shape = self.operands[0].shape
-        for index, (name, at) in enumerate(self.steps):
+        for name, at in self.steps:
             step = _STEPS[name]
             if step.operand:  # one that lacks axes brings back those that it has
                 shape = tuple(map(max, shape, self.operands[at].shape))
             share = math.prod(shape) / math.prod(whole)
-            summed = any(after in ("add", "sub") for after, _ in self.steps[index + 1 :][:1])
-            is_exact = self.dtype is torch.float32 and not summed
-            quotient = _QUOTIENT if is_exact else 1
-            vector += share * (step.vector + quotient * step.quotients)
+            vector += share * step.vector
             scalar += share * step.scalar
             if step.reduces:
                 shape = tuple(1 if i in self.dims else n for i, n in enumerate(shape))
