@@ -337,9 +337,8 @@ class TiledRegion:
         far = inner * data.value.dtype.itemsize > NEAR_BYTES
         named = ("op", "nl.multiply") not in instruction.arguments
         size = elements(data.value, self.geometry)
-        is_half = data.value.dtype in _HALVES and instruction.dst.dtype in _HALVES
-        if is_half and self.across is not None:
-            return False  # VectorE reduces what a tile adds at twice its rate
+        if data.value.dtype in _HALVES and instruction.dst.dtype in _HALVES:
+            return False  # VectorE reduces these at twice its rate
         # Rows of all tiles are added up before they are halved.
         saved = size * (self.across.steps - 1) if self.across is not None else size
         return named and far and rows > 1 and saved > steps

@@ -41,9 +41,12 @@ def test_any_number_of_rows(
     built = region(function, draw(130, rows, 700, dtype=dtype))
     error = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {}
     built.check(target, **error)  # by the fastest tiles, in halves or not
-    # Two tiles take two cycles an element on trn1; two rows are too few to gain by it.
+    # Two tiles take two cycles an element on trn1; two rows are too few to gain by it. VectorE
+    # reduces half precision to half precision at twice its rate; sums of phases are float32.
     halves = [cut for cut in cuts.of(built, target) if cut.halved]
-    assert bool(halves) == (target != "trn1" and rows > 2)
+    assert bool(halves) == (
+        target != "trn1" and rows > 2 and (dtype is torch.float32 or function is total)
+    )
     if halves:
         cuts.check(built, halves[:1], target, **error)
 
@@ -70,13 +73,3 @@ def test_narrow_rows_are_reduced_by_one_instruction(region: Build) -> None:
     built = region(largest, draw(500, 40, 4))
     assert not in_halves(built.source())
     built.check(rtol=0, atol=0)
-
-
-def test_tiles_of_phases_are_not_halved_in_half_precision(region: Build, cuts: Cuts) -> None:
-    for dtype in (torch.float32, BF16):
-        every = cuts.of(
-            region(lambda x: aten.amax.default(x, [0], True), draw(4000, 64, dtype=dtype))
-        )
-        phases = [cut for cut in every if cut.across is not None]
-        assert phases
-        assert any(cut.halved for cut in phases) == (dtype is torch.float32)
