@@ -240,21 +240,7 @@ class TotalEmitter(ReductionEmitter):
             return lines + indent(self._taken_out(combine, bank))
         assert not step_of(combine)
         view = f"{bank}.reshape(({rows}, wide, {side}))"
-        if groups.are_many_pairs:
-            return lines + indent(self._added_pairs(view, rows))
         return [*lines, f"    nisa.tensor_reduce(dst=goal, op=nl.add, data={view}, axis=(2,))"]
-
-    @staticmethod
-    def _added_pairs(view: str, rows: str) -> list[str]:
-        """The sums of pairs that lie side by side in a `view` of a bank: ScalarE copies those of
-        one bank while VectorE, which reads one tile from PSUM, adds up those of another."""
-        first = f"nl.ndarray(({rows}, wide), dtype=nl.float32, buffer=nl.sbuf)"
-        operands = [f"data1={view}[:, :, 1]", "data2=part", "op=nl.add"]
-        return [
-            f"part = {first}",
-            f"nisa.activation(dst=part, op=nl.copy, data={view}[:, :, 0])",
-            *call("nisa.tensor_tensor", ["dst=goal", *operands]),
-        ]
 
     def _taken_out(self, combine: Instruction, bank: str) -> list[str]:
         """What takes the totals of a `bank` out of PSUM."""

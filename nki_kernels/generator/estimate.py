@@ -11,7 +11,6 @@ import torch
 from trnx.nki_kernels.generator import narrowing
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import (
-    SCALAR,
     TENSOR,
     VECTOR,
     next_table,
@@ -243,15 +242,9 @@ class Estimate(TileOps):
             runs, chunk = self._elements(source) // width, BANK // halves
             runs = max(halves, min(BANK // width, runs))
             engine = combine.engine or VECTOR
-            sizes = [min(chunk, width - left) for left in range(0, width, chunk)]
-            if runs == halves == 2 and width > BANK:
-                # Pairs, which ScalarE copies.
-                parts = [self._chain(SCALAR, size, after, table="") for size in sizes]
-                pairs = zip(sizes, parts, strict=True)
-                taken = [self._chain(VECTOR, size, (part,)) for size, part in pairs]
-            else:
-                taken = [self._chain(engine, runs * size, after, table="") for size in sizes]
-            after = (taken[-1],)
+            for left in range(0, width, chunk):
+                size = runs * min(chunk, width - left)
+                after = (self._chain(engine, size, after, table=""),)
         elif partial in self._in_columns:
             after = self._total_of_columns(combine, after)
         elif not self._geometry.crosses and partial in self._halved:

@@ -42,18 +42,8 @@ class Groups:
             return []
         found = [f"group = {self.size}", f"groups = ({self.full} + group - 1) // group"]
         many = f"min({BANK} // ({self.kept} * groups), {self.reduced})"
-        return [*found, "run = 1" if self._is_one else f"run = {many}"]
-
-    @property
-    def _is_one(self) -> bool:
-        """Whether no elements that are added up lie side by side for a group."""
-        return self.reduced == 1 or self.kept * self.most > BANK
-
-    @property
-    def are_many_pairs(self) -> bool:
-        """Whether each kept element has two sums side by side, those of two groups, in more banks
-        than two: of fewer ScalarE's copy takes longer than it saves."""
-        return self.most == 2 and self._is_one and self.kept > BANK
+        is_one = self.reduced == 1 or self.kept * self.most > BANK
+        return [*found, "run = 1" if is_one else f"run = {many}"]
 
     @property
     def run(self) -> str:

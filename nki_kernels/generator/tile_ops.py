@@ -169,9 +169,6 @@ class TileOps:
         self._stored[value] = len(self._ops)
         costs = self._left if self._left is not None and self._is_left(tile) else self
         transfer = costs._transfer(value, strides)
-        if self._geometry.crosses and self._geometry.partition not in value.axes:
-            # One partition has it, or each that has a value one.
-            transfer /= min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
         transfers = math.prod(map(self._geometry.count, split or ()))
         if turned is not None:
             transfer, transfers = self._transfer_of(turned, value), turned.blocks

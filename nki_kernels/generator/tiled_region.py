@@ -32,8 +32,7 @@ NEAR_BYTES = 16
 _HALVING_ELEMENTS = 180
 # Descriptors that lie in HBM as long as a model is loaded (nki-dge.rst).
 _MOST_DESCRIPTORS = 2**15
-_HALVES = (torch.bfloat16, torch.float16)
-_FLOATS = (torch.float32, *_HALVES)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # What DMA transposes: elements of two and four bytes (trainium2_arch.rst), and up to three free
 # dimensions of a tile (nisa.dma_transpose).
 _TURNED = (*_FLOATS, torch.int32)
@@ -337,9 +336,6 @@ class TiledRegion:
         far = inner * data.value.dtype.itemsize > NEAR_BYTES
         named = ("op", "nl.multiply") not in instruction.arguments
         size = elements(data.value, self.geometry)
-        is_half = data.value.dtype in _HALVES and instruction.dst.dtype in _HALVES
-        if is_half and self.across is not None:
-            return False  # VectorE reduces what a tile adds at twice its rate
         # Rows of all tiles are added up before they are halved.
         saved = size * (self.across.steps - 1) if self.across is not None else size
         return named and far and rows > 1 and saved > steps

@@ -70,13 +70,3 @@ def test_narrow_rows_are_reduced_by_one_instruction(region: Build) -> None:
     built = region(largest, draw(500, 40, 4))
     assert not in_halves(built.source())
     built.check(rtol=0, atol=0)
-
-
-def test_tiles_of_phases_are_not_halved_in_half_precision(region: Build, cuts: Cuts) -> None:
-    for dtype in (torch.float32, BF16):
-        every = cuts.of(
-            region(lambda x: aten.amax.default(x, [0], True), draw(4000, 64, dtype=dtype))
-        )
-        phases = [cut for cut in every if cut.across is not None]
-        assert phases
-        assert any(cut.halved for cut in phases) == (dtype is torch.float32)

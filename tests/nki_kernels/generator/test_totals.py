@@ -9,7 +9,7 @@ import pytest
 import torch
 from drawn import draw
 
-from trnx.nki_kernels.generator.engines import TENSOR, VECTOR, engine_of
+from trnx.nki_kernels.generator.engines import VECTOR, engine_of
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 aten = torch.ops.aten
@@ -46,24 +46,6 @@ def test_an_extremum_of_all_is_found_in_each_partition(
     if size > 128:
         assert made.source().count("nc_transpose") == 1
     cuts.check(made, crossing(cuts.of(made)), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
-@pytest.mark.parametrize(("columns", "copies"), [(512, False), (513, True), (1000, True)])
-def test_scalar_copies_one_of_many_pairs_of_sums(
-    region: Build, cuts: Cuts, columns: int, copies: bool, target: str
-) -> None:
-    x = draw(129, columns)
-    x[3, 1], x[4, 2], x[5, 3] = float("inf"), -float("inf"), float("nan")
-    made = region(lambda x: aten.sum.dim_IntList(x, [0], True), x)
-    summed = [
-        cut
-        for cut in crossing(cuts.of(made, target))
-        if any(i.engine == TENSOR for i in cut.instructions)
-        and cut.geometry.count(cut.geometry.free_labels[-1]) == columns
-    ]
-    cuts.check(made, summed[:1], target, rtol=1e-5, atol=1e-5)
-    assert ("op=nl.copy" in made.source(target)) == copies
 
 
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
