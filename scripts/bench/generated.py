@@ -6,9 +6,10 @@ DMA engines; its passes of VectorE and of ScalarE at one element a cycle and lan
 table of 1.28 us for each family of functions (a published measurement, `Timing.scalar_table_ns`),
 the first one before its data have come: the others are part of its work. VectorE's fast modes for
 two bytes an element, and sums on TensorE or ScalarE, take less than these passes: the time of a
-graph may be below its limit. The launch of the graph is left out on both sides, as in `kernels.py`; the fixed latency of
-the first load and the last store (`Hardware.region_seconds`) is part of the limit, once a graph, as
-it is part of every estimate of the backend (`backend/prediction.py`, `fallback/cost.py`).
+graph may be below its limit. The launch of the graph is left out on both sides, as in `kernels.py`;
+the fixed latency of the first load and the last store (`Hardware.region_seconds`) is part of the
+limit, once a graph, as it is part of every estimate of the backend (`backend/prediction.py`,
+`fallback/cost.py`).
 
 `--seed`, `--n`; `--worst N` rows are printed; `--json` prints one object as the last line. Exit
 status 0 means that the time is at most 1.4x of the limit in 90 % of the graphs and 2x in all,
