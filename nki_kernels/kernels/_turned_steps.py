@@ -3,7 +3,7 @@ the order in which engines take turns."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import nki.isa as nisa
 import nki.language as nl
@@ -25,6 +25,8 @@ from trnx.nki_kernels.kernels._turned_gradients import (
 )
 from trnx.nki_kernels.kernels._turned_parameters import Numbers, Parameters
 from trnx.nki_kernels.kernels._turned_sums import RowSums, add_products, add_straight, add_turned
+
+_T = TypeVar("_T")
 
 _AHEAD = 2  # rows whose diagonal matrices are there before they are needed
 LAG = 2  # steps from the load of a chunk to its result
@@ -88,7 +90,7 @@ def run_step(dx: nl.NkiTensor, work: Work, number: int) -> None:
     if number == 0:
         _weigh(work, _part_of(begun, 0))
     for slot in range(max(_count(begun), _count(finished), 1)):
-        multiplied, left = _taken(work.multiplied), _taken_results(work.results)
+        multiplied, left = _taken(work.multiplied), _taken(work.results)
         if slot < _count(begun):
             _begin(work, number, begun, slot)
         if slot < _count(finished):
@@ -131,18 +133,9 @@ def _part_of(slots: Slots, slot: int) -> Part:
     return Part(chunk, slot // slots.parts, (start, min(chunk.x.shape[2], start + slots.width)))
 
 
-def _taken(
-    waiting: list[tuple[Part, nl.NkiTensor]],
-) -> list[tuple[Part, nl.NkiTensor]]:
+def _taken(waiting: list[_T]) -> list[_T]:
     """What waits, which no longer does."""
-    taken = []  # type: list[tuple[Part, nl.NkiTensor]]
-    while len(waiting) > 0:
-        taken.append(waiting.pop())
-    return taken
-
-
-def _taken_results(waiting: list[Result]) -> list[Result]:
-    taken = []  # type: list[Result]
+    taken = []  # type: list[_T]
     while len(waiting) > 0:
         taken.append(waiting.pop())
     return taken
@@ -226,4 +219,4 @@ def _leave(dx: nl.NkiTensor, results: list[Result]) -> None:
 
 def leave_last(dx: nl.NkiTensor, work: Work) -> None:
     """What is left behind the last step."""
-    _leave(dx, _taken_results(work.results))
+    _leave(dx, _taken(work.results))

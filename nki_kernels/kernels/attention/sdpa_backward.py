@@ -50,7 +50,7 @@ _LONG_TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask")
 # A mask of keys is added before the scale, and must hide them after it.
 _LEAST_SCALE = 1.0e-20
 # For the sums of a head in SBUF, bytes per partition: leaves 64 KiB of trn2's to the rest.
-_LONG_BYTES = 163840
+_SUMS_BYTES = 163840
 _TENSORS = ("grad_out", "q", "k", "v", "out", "lse", "attn_mask", "dropout_mask")
 
 
@@ -237,7 +237,7 @@ def supports(b: Bindings, hw: Hardware) -> Reject | None:
 def _fits(b: Bindings) -> bool:
     """Whether there is room for what `long_backward_kernel` keeps of a head: sums of `dq`, and the
     logarithms and `delta` of this one and the next."""
-    return bool(b.q.shape[2] // 128 * (4 * b.q.shape[3] + 16) <= _LONG_BYTES)
+    return bool(b.q.shape[2] // 128 * (4 * b.q.shape[3] + 16) <= _SUMS_BYTES)
 
 
 def launch(b: Bindings, hw: Hardware) -> Launch:
