@@ -45,14 +45,19 @@ def slower_matches(
 ) -> dict[tuple[str, fx.Node], Reject]:
     """By kernel and root, the matches of several ops that take longer than what would run without
     them, and why they are refused."""
-    claimed = {node for match in matches for node in match.nodes}
+    lowered = lowered_by(generator, hardware)
+    claimed = {
+        node
+        for match in matches
+        if takes_several(match) or not all(map(lowered, compute_of(match)))
+        for node in match.nodes
+    }
     known: dict[Hashable, tuple[float | None, float | None]] = {}
     found: dict[tuple[str, fx.Node], Reject] = {}
     for match in matches:
         kernel = match.match.kernel
         if getattr(kernel, "fuses", False) or not takes_several(match) or has_symbols(match):
             continue
-        lowered = lowered_by(generator, hardware)
         after = list(_readers(match, claimed, lowered))
         beside = [*_beside(match, claimed, lowered), *after]
         if not beside and not all(map(lowered, compute_of(match))):
@@ -98,8 +103,8 @@ def _used_outside(candidates: Iterable[fx.Node], nodes: Iterable[fx.Node]) -> li
 def _readers(
     match: GraphMatch, claimed: set[fx.Node], lowered: Callable[[fx.Node], bool]
 ) -> Iterator[fx.Node]:
-    """The ops that read what the match gives and that generated kernels run; no match has them, and
-    nothing else that they read follows from the match."""
+    """The ops that read what the match gives and that generated kernels run; no match has them with
+    others, and nothing else that they read follows from the match."""
     results = _results(match)
     inside = set(match.nodes)
     for user in dict.fromkeys(user for node in results for user in node.users):
@@ -113,7 +118,7 @@ def _beside(
     match: GraphMatch, claimed: set[fx.Node], lowered: Callable[[fx.Node], bool]
 ) -> Iterator[fx.Node]:
     """The ops that only the match reads, and that generated kernels run, as they do what reads
-    them; no match has them."""
+    them; no match has them with others."""
     inside = set(match.nodes)
     for op in filter(lowered, compute_of(match)):
         for source in op.all_input_nodes:

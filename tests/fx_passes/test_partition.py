@@ -506,3 +506,33 @@ def test_a_kernel_that_fuses_is_chosen_by_its_time(
     assert [region.match.kernel.name for region in made.regions] == names
     reasons = " ".join(entry.reason for entry in made.ledger)
     assert ("kernels that it fuses" in reasons) == (len(names) == 2)
+
+
+@pytest.mark.parametrize(
+    ("chain", "names"), [(4.0, ["linear", "generated"]), (6.0, ["both", "exp"])]
+)
+def test_a_kernel_leaves_its_last_op_to_one_that_a_generated_kernel_computes_with_it(
+    plan: Any, trnx: Any, chain: float, names: list[str]
+) -> None:
+    """Another kernel runs what reads the op, if alone."""
+
+    def linear(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return aten.linear.default(x, weight)
+
+    def both(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> Any:
+        return aten.add.Tensor(aten.linear.default(x, weight), y)
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        total = aten.linear.default(x, weight) + x
+        return total, total.exp()
+
+    registered = {"both": both, "linear": linear, "exp": exp}
+    times = {"both": 5.0, "linear": 5.0, "exp": 5.0, "generated": chain}
+    made = plan(
+        function, X, torch.randn(6, 6), engines=[trnx.FakeEngine(seconds=9.0)],
+        kernels=[trnx.FakeKernel(*kernel) for kernel in registered.items()],
+        generator=trnx.FakeGenerator(), select="profit",
+        predictor=lambda match: times[match.kernel.name],
+    )  # fmt: skip
+
+    assert [region.match.kernel.name for region in made.regions] == names
