@@ -20,6 +20,7 @@ from trnx.nki_kernels.kernels._long_rows import (
     store_statistics,
 )
 from trnx.nki_kernels.kernels._rows import (
+    WIDE,
     add_rows,
     combine_rows,
     load_rows,
@@ -30,6 +31,7 @@ from trnx.nki_kernels.kernels._rows import (
     sum_of_squares,
     tiles_of,
 )
+from trnx.nki_kernels.kernels._scalar_table import load_table
 
 
 @nki.jit
@@ -59,10 +61,11 @@ def layer_norm_kernel(
     flat_out = out.reshape((rows, columns))
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
+    load_table(nl.rsqrt, epsilon[0:1])  # while others work
     done, end = share_of(rows, cores)
-    if columns > nl.tile_size.bn_stats_fmax:
+    if columns >= WIDE:
         starts = tiles_of(done, end, fold)
-        if x.dtype == nl.float32:
+        if x.dtype == nl.float32 or columns <= nl.tile_size.bn_stats_fmax:
             _long_rows(flat, other, flat_out, (mean, rstd), epsilon, (weight, bias), starts, lag)
         else:
             on_scalar, on_gpsimd = columns * shares[0] // 100, columns * shares[1] // 100

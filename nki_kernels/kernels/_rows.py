@@ -2,8 +2,9 @@
 spread.
 
 A tile is `[partitions, run, columns]`: each partition holds `run` consecutive rows, so that narrow
-rows still make long instructions. Where `run` is 1, per-row values are `[partitions, 1]` operands,
-which instructions broadcast for nothing.
+rows still make long transfers. Where rows are wide enough, an instruction has one row of each
+partition: per-row values are `[partitions, 1]` operands then, which it broadcasts for nothing, and
+ScalarE sums what it computes. Narrower ones are computed by the tile, with a pass more for each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from trnx.simulator.hardware import Hardware
 
 # From this many elements per partition on, the fixed cost of an instruction does not matter.
 _ENOUGH_ELEMENTS = 2048
+# From so many columns on a row has instructions of its own (by schedule).
+WIDE = 40
+# So many tiles at least, where there are rows for them: the first and the last one overlap with
+# nothing.
+TILES = 4
+# Descriptors of transfers, one a row, that a kernel has made before the run (`move`): they take HBM
+# while a model is loaded (nki-dge.rst). As many as generated kernels have.
+MOST_DESCRIPTORS = 2**15
 
 
 def run_of(columns: int, hw: Hardware, row_bytes: int, vector_bytes: int) -> int:
@@ -42,12 +51,23 @@ def tiles_of(done: int, end: int, fold: int) -> list[tuple[int, int, int]]:
     return starts
 
 
-def load_rows(x: nl.NkiTensor, start: int, partitions: int, run: int) -> nl.NkiTensor:
-    """Rows `start` to `start + partitions * run` of `x[rows, columns]` as a tile."""
+def load_rows(
+    x: nl.NkiTensor, start: int, partitions: int, run: int, is_static: bool = False
+) -> nl.NkiTensor:
+    """Rows `start` to `start + partitions * run` of `x[rows, columns]` as a tile; `is_static` as in
+    `move`."""
     columns = x.shape[1]
     tile = nl.ndarray((partitions, run, columns), dtype=x.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=rows_of(x, start, partitions, run))
+    move(tile, rows_of(x, start, partitions, run), is_static)
     return tile
+
+
+def move(dst: nl.NkiTensor, src: nl.NkiTensor, is_static: bool) -> None:
+    """Copy by DMA; where it `is_static`, with descriptors that are made before the run, so that the
+    next transfer need not wait about 600 ns while DGE makes those of this one (nki-dge.rst)."""
+    nisa.dma_copy(
+        dst=dst, src=src, dge_mode=nisa.dge_mode.none if is_static else nisa.dge_mode.unknown
+    )
 
 
 def rows_of(x: nl.NkiTensor, start: int, partitions: int, run: int) -> nl.NkiTensor:
@@ -55,12 +75,12 @@ def rows_of(x: nl.NkiTensor, start: int, partitions: int, run: int) -> nl.NkiTen
     return x[start : start + partitions * run].reshape_dim(0, (partitions, run))
 
 
-def load_vector(vector: nl.NkiTensor) -> nl.NkiTensor:
-    """`vector[columns]` in every partition."""
+def load_vector(vector: nl.NkiTensor, is_static: bool = False) -> nl.NkiTensor:
+    """`vector[columns]` in every partition; `is_static` as in `move`."""
     columns = vector.size
     tile = nl.ndarray((nl.tile_size.pmax, columns), dtype=vector.dtype, buffer=nl.sbuf)
     row = vector.reshape((1, columns))
-    nisa.dma_copy(dst=tile, src=row.broadcast(0, nl.tile_size.pmax))
+    move(tile, row.broadcast(0, nl.tile_size.pmax), is_static)
     return tile
 
 
@@ -107,10 +127,23 @@ def over_columns(per_row: nl.NkiTensor, tile: nl.NkiTensor) -> nl.NkiTensor:
     return per_row.expand_dim(2).broadcast(2, tile.shape[2])
 
 
+def fold_of(run: int, rows: int, hw: Hardware) -> int:
+    """`run` rows per partition, or fewer where there are so few `rows` that each core would have
+    few tiles."""
+    return max(1, min(run, rows // (hw.partitions * hw.cores * TILES)))
+
+
+def by_row(tile: nl.NkiTensor) -> bool:
+    """Whether each row of a tile has instructions of its own."""
+    return tile.shape[1] == 1 or tile.shape[2] >= WIDE
+
+
 def combine_rows(dst: nl.NkiTensor, data: nl.NkiTensor, per_row: nl.NkiTensor, op: object) -> None:
     """dst = data <op> per_row."""
-    if data.shape[1] == 1:
-        nisa.tensor_scalar(dst=dst, data=data, op0=op, operand0=per_row)
+    if by_row(data):
+        for r in range(data.shape[1]):
+            value = per_row[:, r : r + 1]
+            nisa.tensor_scalar(dst=dst[:, r], data=data[:, r], op0=op, operand0=value)
     else:
         nisa.tensor_tensor(dst=dst, data1=data, data2=over_columns(per_row, data), op=op)
 
@@ -118,15 +151,12 @@ def combine_rows(dst: nl.NkiTensor, data: nl.NkiTensor, per_row: nl.NkiTensor, o
 def sum_of_squares(total: nl.NkiTensor, data: nl.NkiTensor) -> None:
     """total[partitions, run] = the sum of squares of each row."""
     squares = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
-    if data.shape[1] == 1:
-        nisa.activation(
-            dst=squares,
-            op=nl.square,
-            data=data,
-            reduce_op=nl.add,
-            reduce_res=total,
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )
+    if by_row(data):
+        for r in range(data.shape[1]):
+            nisa.activation(
+                dst=squares[:, r], op=nl.square, data=data[:, r], reduce_op=nl.add,
+                reduce_res=total[:, r : r + 1], reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )  # fmt: skip
     else:
         nisa.tensor_tensor(dst=squares, data1=data, data2=data, op=nl.multiply)
         nisa.tensor_reduce(dst=total, op=nl.add, data=squares, axis=2)
@@ -143,15 +173,12 @@ def scale_rows(
     rounded to the dtype of dst where it `rounds`."""
     if weight is None:
         combine_rows(dst, data, per_row, nl.multiply)
-    elif data.shape[1] == 1 and not rounds:
-        nisa.scalar_tensor_tensor(
-            dst=dst,
-            data=data,
-            op0=nl.multiply,
-            operand0=per_row,
-            op1=nl.multiply,
-            operand1=over_rows(weight, data),
-        )
+    elif by_row(data) and not rounds:
+        for r in range(data.shape[1]):
+            nisa.scalar_tensor_tensor(
+                dst=dst[:, r], data=data[:, r], op0=nl.multiply, operand0=per_row[:, r : r + 1],
+                op1=nl.multiply, operand1=weight[0 : data.shape[0]],
+            )  # fmt: skip
     else:
         dtype = dst.dtype if rounds else nl.float32
         scaled = nl.ndarray(data.shape, dtype=dtype, buffer=nl.sbuf)

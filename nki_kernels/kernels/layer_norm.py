@@ -23,7 +23,7 @@ from trnx.nki_kernels.kernels._few_rows import parts_of
 from trnx.nki_kernels.kernels._few_rows_layer_norm import few_rows_layer_norm_kernel
 from trnx.nki_kernels.kernels._patterns import in_float32, pattern_without
 from trnx.nki_kernels.kernels._row_layer_norm import layer_norm_kernel
-from trnx.nki_kernels.kernels._rows import run_of
+from trnx.nki_kernels.kernels._rows import WIDE, run_of
 from trnx.nki_kernels.kernels._turned_layer_norm import turned_layer_norm_kernel
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Sample
@@ -34,6 +34,7 @@ _STATISTICS = 512  # elements of one bn_stats
 _LONG_TILE = 4096  # elements per partition of a tile of long rows
 _TILES = 24  # with fewer, the first and the last ones, which overlap with nothing, decide
 _HALF_TILES = 16  # the same in half precision
+_SHORT_TILES = 6  # the same of rows of one bn_stats
 # Percent of the columns in half precision whose statistics ScalarE takes, and of those that GpSimd
 # scales and shifts, by which the engines are about as busy: of rows up to so many columns, without
 # a residual and with one, which VectorE adds.
@@ -64,7 +65,7 @@ def _tiling(b: Bindings, hw: Hardware) -> tuple[int, int]:
     """
     columns = math.prod(b.normalized_shape)
     run = _run(b, hw)
-    if columns <= _STATISTICS:
+    if columns < WIDE:
         return run, 0
     itemsize = b.x.dtype.itemsize
     live = 5 * itemsize + 3 * max(4, itemsize) + (2 * itemsize if b.residual is not None else 0)
@@ -75,6 +76,8 @@ def _tiling(b: Bindings, hw: Hardware) -> tuple[int, int]:
         return run, 0
     in_partition = b.x.numel // columns // hw.partitions // hw.cores
     tiles = _TILES if b.x.dtype == torch.float32 else _HALF_TILES
+    if columns <= _STATISTICS:
+        tiles = _SHORT_TILES
     return max(1, min(_LONG_TILE // columns, fitting, in_partition // tiles)), 1
 
 
@@ -200,6 +203,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{rows} rows", rows, 70)
     for columns in (1, 2, 511, 513, 4096):
         yield sample(f"{columns} columns", 130, columns)
+    for columns in (39, 40, 130):
+        yield sample(f"several rows of {columns} a partition", 2100, columns)
     yield sample("no bias", 3, 50, 600, bias=False)
     yield sample("no weight", 3, 50, 600, weight=False)
     yield sample("no parameters, narrow", 3, 50, 60, weight=False, bias=False)

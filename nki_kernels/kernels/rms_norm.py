@@ -24,15 +24,19 @@ from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._few_rows import parts_of
 from trnx.nki_kernels.kernels._few_rows_rms_norm import few_rows_rms_norm_kernel
 from trnx.nki_kernels.kernels._rows import (
+    MOST_DESCRIPTORS,
     add_rows,
+    fold_of,
     load_rows,
     load_vector,
+    move,
     offset_vector,
     rows_of,
     run_of,
     scale_rows,
     sum_of_squares,
 )
+from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -52,10 +56,11 @@ def rms_norm_kernel(
     rounds: bool,
     returns_sum: bool,
     fold: int,
+    is_static: bool,
     cores: int = 1,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """x and residual `[..., D]`, weight `[D]` -> the same shape and dtype, and the sum if wanted;
-    `fold` rows per partition; `cores` share the rows.
+    `fold` rows per partition; `is_static` as in `move`; `cores` share the rows.
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm) if returns_sum else None
@@ -63,29 +68,30 @@ def rms_norm_kernel(
     rows = x.size // columns
     weights = None
     if weight is not None:
-        weights = offset_vector(load_vector(weight), offset)
+        weights = offset_vector(load_vector(weight, is_static), offset)
     epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=epsilon, value=eps)
+    load_table(nl.rsqrt, epsilon[0:1])  # while others work
     started = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]]
     done, end = share_of(rows, cores)
     while done < end:
         partitions = min(nl.tile_size.pmax, end - done)
         run = min(fold, (end - done) // partitions)
-        data = load_rows(x.reshape((rows, columns)), done, partitions, run)
+        data = load_rows(x.reshape((rows, columns)), done, partitions, run, is_static)
         if residual is not None:
-            other = load_rows(residual.reshape((rows, columns)), done, partitions, run)
+            other = load_rows(residual.reshape((rows, columns)), done, partitions, run, is_static)
             data = add_rows(data, other)
         if total is not None:
             summed = rows_of(total.reshape((rows, columns)), done, partitions, run)
-            nisa.dma_copy(dst=summed, src=data)
+            move(summed, data, is_static)
         rstd = _inverse_root(data, epsilon)
         # The sum of the next tile comes before this tile's result, so that VectorE need not wait.
         if len(started) > 0:
-            _finish(started[-1], weights, rounds)
+            _finish(started[-1], weights, rounds, is_static)
         started.append((rows_of(out.reshape((rows, columns)), done, partitions, run), data, rstd))
         done = done + partitions * run
     if len(started) > 0:
-        _finish(started[-1], weights, rounds)
+        _finish(started[-1], weights, rounds, is_static)
     if total is None:
         return out
     return out, total
@@ -107,12 +113,13 @@ def _finish(
     tile: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor],
     weights: nl.NkiTensor | None,
     rounds: bool,
+    is_static: bool,
 ) -> None:
     """Store data * rstd * weights of a tile (target, data, rstd)."""
     target, data, rstd = tile
     result = nl.ndarray(data.shape, dtype=target.dtype, buffer=nl.sbuf)
     scale_rows(result, data, rstd, weights, rounds)
-    nisa.dma_copy(dst=target, src=result)
+    move(target, result, is_static)
 
 
 def _run(b: Bindings, hw: Hardware) -> int:
@@ -146,7 +153,10 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     parts = parts_of(b.x.numel // columns, columns, hw)
     if parts > 1:
         return Launch.of(few_rows_rms_norm_kernel, b, names, parts)
-    return Launch.of(rms_norm_kernel, b, names, _run(b, hw))
+    crossings = 2 + (b.residual is not None) + b.returns_sum
+    is_static = crossings * (b.x.numel // columns) <= MOST_DESCRIPTORS
+    fold = fold_of(_run(b, hw), b.x.numel // columns, hw)
+    return Launch.of(rms_norm_kernel, b, names, fold, is_static)
 
 
 def cost(b: Bindings) -> Cost:
@@ -201,6 +211,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield sample(f"{rows} rows", rows, 70)
     for columns in (1, 2, 511, 513, 4096):
         yield sample(f"{columns} columns", 130, columns)
+    for columns in (39, 40, 130):
+        yield sample(f"several rows of {columns} a partition", 2100, columns)
     yield sample("no weight", 3, 50, 600, weight=None)
     yield sample("heads", 2, 5, 40, 64)
     for dtype in (torch.bfloat16, torch.float16):

@@ -27,7 +27,17 @@ from trnx.nki_kernels.kernels._pieces import (
     pieces_of,
     sum_exponentials,
 )
-from trnx.nki_kernels.kernels._rows import combine_rows, load_rows, rows_of, run_of
+from trnx.nki_kernels.kernels._rows import (
+    MOST_DESCRIPTORS,
+    by_row,
+    combine_rows,
+    fold_of,
+    load_rows,
+    move,
+    rows_of,
+    run_of,
+)
+from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -49,12 +59,14 @@ def softmax_kernel(
     fold: int,
     group: int,
     is_kept: bool,
+    is_static: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """x `[..., D]` -> the same shape; `fold` rows per partition, 0 where a row must be cut.
 
     The results of `group` tiles are computed while the next ones are reduced. `is_kept`: the pieces
-    of a row that must be cut stay in SBUF, else they are read again. `cores` share the rows.
+    of a row that must be cut stay in SBUF, else they are read again. `is_static`, of rows that need
+    not be cut, as in `move`. `cores` share the rows.
     """
     dtype = nl.float32 if to_float32 else x.dtype
     out = nl.ndarray(x.shape, dtype=dtype, buffer=nl.shared_hbm)
@@ -63,6 +75,7 @@ def softmax_kernel(
     flat = x.reshape((rows, columns))
     flat_out = out.reshape((rows, columns))
     done, end = share_of(rows, cores)
+    load_table(nl.exp)
     if fold == 0:
         _long_rows(flat, flat_out, done, end, is_log, is_kept)
         return out
@@ -76,17 +89,17 @@ def softmax_kernel(
         scales = None
         for i in range(count):
             start = done + i * partitions * run
-            data = load_rows(flat, start, partitions, run)
+            data = load_rows(flat, start, partitions, run, is_static)
             lowest = _minus_maximum(data)
             weights = _exponentials(data, lowest, totals[:, i], not is_log)
             tiles.append((rows_of(flat_out, start, partitions, run), data, lowest, weights))
             if i == 0:
                 scales = _group_scales(groups, is_log)
-            _finish(groups, scales, i, i + 1, is_log)
-        _finish(groups, scales, count, group, is_log)
+            _finish(groups, scales, i, i + 1, is_log, is_static)
+        _finish(groups, scales, count, group, is_log, is_static)
         groups.append((tiles, totals))
         done = done + count * partitions * run
-    _finish(groups, _group_scales(groups, is_log), 0, group, is_log)
+    _finish(groups, _group_scales(groups, is_log), 0, group, is_log, is_static)
     return out
 
 
@@ -110,7 +123,12 @@ def _scales(totals: nl.NkiTensor, is_log: bool) -> nl.NkiTensor:
 
 
 def _finish(
-    groups: _Groups, scales: nl.NkiTensor | None, first: int, end: int, is_log: bool
+    groups: _Groups,
+    scales: nl.NkiTensor | None,
+    first: int,
+    end: int,
+    is_log: bool,
+    is_static: bool,
 ) -> None:
     """Store the results of tiles `first` to `end` of the latest group."""
     if scales is None:
@@ -125,7 +143,7 @@ def _finish(
             _shift(result, data, lowest, scales[:, i])
         else:
             combine_rows(result, weights, scales[:, i], nl.multiply)
-        nisa.dma_copy(dst=target, src=result)
+        move(target, result, is_static)
 
 
 def _per_row(data: nl.NkiTensor) -> nl.NkiTensor:
@@ -147,13 +165,14 @@ def _exponentials(
     """exp(data + lowest), whose row sums go to `totals`. What is kept may take the place of data,
     what is not needs no precision.
     """
-    if data.shape[1] == 1:
+    if by_row(data):
         weights = data
         if not are_kept:
             weights = nl.ndarray(data.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
         elif data.dtype != nl.float32:
             weights = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
-        sum_exponentials(weights, data, lowest, totals)
+        for r in range(data.shape[1]):
+            sum_exponentials(weights[:, r], data[:, r], lowest[:, r : r + 1], totals[:, r : r + 1])
     else:
         weights = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
         shifted = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -165,12 +184,14 @@ def _exponentials(
 
 def _shift(dst: nl.NkiTensor, data: nl.NkiTensor, lowest: nl.NkiTensor, logs: nl.NkiTensor) -> None:
     """dst = (data + lowest) - logs; their sum first would round away small logarithms."""
-    if data.shape[1] == 1:
+    if by_row(data):
         wide = _per_row(data)
         nisa.tensor_copy(dst=wide, src=lowest)
-        nisa.tensor_scalar(
-            dst=dst, data=data, op0=nl.add, operand0=wide, op1=nl.subtract, operand1=logs
-        )
+        for r in range(data.shape[1]):
+            nisa.tensor_scalar(
+                dst=dst[:, r], data=data[:, r], op0=nl.add, operand0=wide[:, r : r + 1],
+                op1=nl.subtract, operand1=logs[:, r : r + 1],
+            )  # fmt: skip
     else:
         shifted = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
         combine_rows(shifted, data, lowest, nl.add)
@@ -249,13 +270,17 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     columns, itemsize = b.x.shape[-1], b.x.dtype.itemsize
     room = hw.sbuf_partition_bytes * 7 // 8
     fold = run_of(columns, hw, 8, 0) if 2 * 8 * columns <= room else 0
+    if fold > 1:
+        fold = fold_of(fold, b.x.numel // columns, hw)
     group = 1
     if b.is_log:
         group = _log_group(
             columns * max(fold, 1), itemsize, 4 if b.half_to_float else itemsize, room
         )
     is_kept = columns * (itemsize if b.is_log else 4) + _WORKING_PIECES * 4 * PIECE <= room
-    return Launch.of(softmax_kernel, b, ("x", "is_log", "half_to_float"), fold, group, is_kept)
+    is_static = 2 * (b.x.numel // columns) <= MOST_DESCRIPTORS
+    plan = (fold, group, is_kept, is_static)
+    return Launch.of(softmax_kernel, b, ("x", "is_log", "half_to_float"), *plan)
 
 
 def _log_group(elements: int, itemsize: int, result: int, room: int) -> int:
@@ -300,6 +325,8 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
             yield sample(f"{rows} rows", rows, 70, is_log=is_log)
         for columns in (1, 2, 511, 513, 3000):
             yield sample(f"{columns} columns", 130, columns, is_log=is_log)
+        for columns in (39, 40, 130):
+            yield sample(f"several rows of {columns} a partition", 2100, columns, is_log=is_log)
         yield sample("a vocabulary", 2, 3, 30011, is_log=is_log)
         yield sample("masked", 2, 3, 40, 50, is_log=is_log, masked=True)
         for dtype in (torch.bfloat16, torch.float16):
