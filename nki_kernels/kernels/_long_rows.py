@@ -1,5 +1,5 @@
-"""Layer norm in float32 of rows that are too long for one `bn_stats`, on three engines at once;
-`_half_rows.py` is that of half precision.
+"""Layer norm on three engines at once, of rows with instructions of their own; `_half_rows.py` is
+that of rows in half precision which are too long for one `bn_stats`.
 
 A tile is `[partitions, run, columns]`. VectorE takes the statistics with `bn_stats`, which centres
 as it goes, ScalarE centres, VectorE scales, GpSimd adds the bias. None of VectorE's instructions is

@@ -1,5 +1,5 @@
-"""The layer norm of rows that lie in one partition each: short ones tile by tile, long ones in
-stages (`_half_rows.py` in half precision)."""
+"""The layer norm of rows that lie in one partition each: narrow ones by the tile, others in stages
+(`_half_rows.py` where they are long, in half precision)."""
 
 from __future__ import annotations
 

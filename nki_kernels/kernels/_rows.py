@@ -135,7 +135,7 @@ def fold_of(run: int, rows: int, hw: Hardware) -> int:
 
 def by_row(tile: nl.NkiTensor) -> bool:
     """Whether each row of a tile has instructions of its own."""
-    return tile.shape[1] == 1 or tile.shape[2] >= WIDE
+    return bool(tile.shape[1] == 1 or tile.shape[2] >= WIDE)
 
 
 def combine_rows(dst: nl.NkiTensor, data: nl.NkiTensor, per_row: nl.NkiTensor, op: object) -> None:
