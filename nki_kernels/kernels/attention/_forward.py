@@ -12,6 +12,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._rows import move
 from trnx.nki_kernels.kernels.attention._heads import (
     column,
     combine_turned,
@@ -54,7 +55,7 @@ _MANY_KEYS = 128
 class Problem(NamedTuple):
     """What the kernel computes, and how: `group` query heads share a key head; keys come in
     tiles of `tile`; `resident`: they stay in SBUF while queries stream by. `scales_exactly`: the
-    product of a score and `scale` is not rounded."""
+    product of a score and `scale` is not rounded. `is_static`: as in `move`."""
 
     masks: Masks
     dropout: nl.NkiTensor | None
@@ -66,6 +67,7 @@ class Problem(NamedTuple):
     tile: int
     resident: bool
     scales_exactly: bool
+    is_static: bool
 
 
 class KeyTile(NamedTuple):
@@ -159,10 +161,10 @@ def empty_pipeline() -> Pipeline:
 def load_keys(p: Problem, k: nl.NkiTensor, v: nl.NkiTensor, chunk: Chunk, start: int) -> KeyTile:
     """A tile of keys and values of a chunk of key heads."""
     size = min(p.tile, k.shape[2] - start)
-    keys = load_transposed(k, chunk, start, size, p.features).transposed
+    keys = load_transposed(k, chunk, start, size, p.features, p.is_static).transposed
     if p.keys.slots > 1:
-        return KeyTile(start, size, keys, [load_slotted(v, chunk, size, p.keys)])
-    return KeyTile(start, size, keys, load_blocks(v, chunk, start, size))
+        return KeyTile(start, size, keys, [load_slotted(v, chunk, size, p.keys, p.is_static)])
+    return KeyTile(start, size, keys, load_blocks(v, chunk, start, size, p.is_static))
 
 
 def _clamp(masks: Masks) -> float | None:
@@ -333,7 +335,7 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
         nisa.tensor_tensor(
             dst=result, data1=state.product, data2=column(inverse, width), op=nl.multiply
         )
-    nisa.dma_copy(dst=head_rows(out, chunk, row, rows), src=split_heads(result, chunk))
+    move(head_rows(out, chunk, row, rows), split_heads(result, chunk), p.is_static)
     add_sums(outputs.logs, RowSums(state.total, state.negmax, chunk, row))
 
 
@@ -405,7 +407,7 @@ def forward_chunk(
     for chunk in chunks:
         for row in range(0, q.shape[2], nl.tile_size.pmax):
             rows = min(nl.tile_size.pmax, q.shape[2] - row)
-            queries = load_transposed(q, chunk, row, rows, p.features).transposed
+            queries = load_transposed(q, chunk, row, rows, p.features, p.is_static).transposed
             seen = visible(p, row, rows, 0, length)
             first = first_key(p.masks, row) // p.tile * p.tile
             for start in range(first, seen, p.tile):
@@ -428,9 +430,9 @@ def forward_pack(
     """Short sequences of several batch entries: loaded and transposed together, then one by one."""
     rows = tensors[0].shape[2]
     cols = tensors[1].shape[2]
-    queries = load_packed(tensors[0], pack, p.features)
-    keys = load_packed(tensors[1], pack, p.features)
-    values = load_slotted(tensors[2], pack, cols, p.keys)
+    queries = load_packed(tensors[0], pack, p.features, p.is_static)
+    keys = load_packed(tensors[1], pack, p.features, p.is_static)
+    values = load_slotted(tensors[2], pack, cols, p.keys, p.is_static)
     groups = groups_of(p.keys, pack.heads)
     for entry in range(pack.batches):
         chunk = Chunk(pack.batch + entry, 1, pack.head, pack.heads, pack.heads)

@@ -43,7 +43,9 @@ def forward_places(
     keys = head_layout(k.shape[2], False, False)
     tile = min(nl.tile_size.psum_bank_fmax, k.shape[2])
     plain = Masks(None, False, False, 0)
-    p = Problem(plain, None, 1.0, scale, 1, features, keys, tile, False, is_power_of_two(scale))
+    p = Problem(
+        plain, None, 1.0, scale, 1, features, keys, tile, False, is_power_of_two(scale), False
+    )
     pmax = nl.tile_size.pmax
     numbers = None
     if causal:

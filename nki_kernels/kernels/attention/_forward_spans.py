@@ -33,9 +33,9 @@ def forward_span(
     q, k, v = tensors
     rows, cols = q.shape[2], k.shape[2]
     whole = span_of(chunks)
-    queries = load_heads(q, whole, 0, rows, p.features)
-    keys = load_heads(k, whole, 0, cols, p.features)
-    values = load_blocks(v, whole, 0, cols)[0]
+    queries = load_heads(q, whole, 0, rows, p.features, p.is_static)
+    keys = load_heads(k, whole, 0, cols, p.features, p.is_static)
+    values = load_blocks(v, whole, 0, cols, p.is_static)[0]
     for chunk in chunks:
         first = chunk.head - whole.head
         mine = turned_heads(queries, first, chunk.heads, p.features).transposed

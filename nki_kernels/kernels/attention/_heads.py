@@ -7,6 +7,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._rows import move
 from trnx.nki_kernels.kernels.attention._layout import (
     Chunk,
     HeadLayout,
@@ -18,20 +19,28 @@ from trnx.nki_kernels.kernels.attention._layout import (
 
 
 def load_heads(
-    x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: HeadLayout
+    x: nl.NkiTensor,
+    chunk: Chunk,
+    row: int,
+    rows: int,
+    layout: HeadLayout,
+    is_static: bool = False,
 ) -> nl.NkiTensor:
-    """Rows `row ..` of the chunk's heads: `[rows, heads, width]`, zero-padded for `layout`."""
+    """Rows `row ..` of the chunk's heads: `[rows, heads, width]`, zero-padded for `layout`;
+    `is_static` as in `move`, here and below."""
     heads = groups_of(layout, chunk.pairs) * layout.slots // layout.cuts
     width = layout.pitch * layout.cuts
     tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
     if heads != chunk.pairs or width != layout.size:
         nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
     dst = tile[:, 0 : chunk.pairs, 0 : layout.size]
-    nisa.dma_copy(dst=split_heads(dst, chunk), src=head_rows(x, chunk, row, rows))
+    move(split_heads(dst, chunk), head_rows(x, chunk, row, rows), is_static)
     return tile
 
 
-def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: HeadLayout) -> nl.NkiTensor:
+def load_slotted(
+    x: nl.NkiTensor, chunk: Chunk, rows: int, keys: HeadLayout, is_static: bool = False
+) -> nl.NkiTensor:
     """All rows of the chunk's heads, the heads of a group below each other on the partitions:
     `[partitions of keys, batches * groups, width]`; a group is of one batch entry."""
     groups = groups_of(keys, chunk.heads)
@@ -41,11 +50,13 @@ def load_slotted(x: nl.NkiTensor, chunk: Chunk, rows: int, keys: HeadLayout) -> 
         heads = (chunk.heads - slot + keys.slots - 1) // keys.slots
         src = heads_of(x, chunk)[:, slot : chunk.heads : keys.slots].permute((2, 0, 1, 3))
         first = slot * keys.pitch
-        nisa.dma_copy(dst=tile[first : first + rows, :, 0:heads, :], src=src)
+        move(tile[first : first + rows, :, 0:heads, :], src, is_static)
     return tile.reshape((keys.partitions, chunk.batches * groups, x.shape[3]))
 
 
-def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: HeadLayout) -> nl.NkiTensor:
+def load_packed(
+    x: nl.NkiTensor, chunk: Chunk, layout: HeadLayout, is_static: bool = False
+) -> nl.NkiTensor:
     """All rows of the chunk's heads, transposed: `[partitions, groups, batches * rows]`.
 
     The rows of all batch entries lie below each other, so that full 128x128 blocks are transposed.
@@ -58,7 +69,7 @@ def load_packed(x: nl.NkiTensor, chunk: Chunk, layout: HeadLayout) -> nl.NkiTens
     if heads != chunk.heads or width != layout.size:
         nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
     src = heads_of(x, chunk).permute((0, 2, 1, 3))
-    nisa.dma_copy(dst=tile[:, 0 : chunk.heads, 0 : layout.size], src=src)
+    move(tile[:, 0 : chunk.heads, 0 : layout.size], src, is_static)
     dst = nl.ndarray((layout.partitions, groups, rows), dtype=x.dtype, buffer=nl.sbuf)
     transpose_heads(dst, tile, layout)
     return dst
@@ -112,7 +123,12 @@ class Loaded(NamedTuple):
 
 
 def load_transposed(
-    x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, layout: HeadLayout
+    x: nl.NkiTensor,
+    chunk: Chunk,
+    row: int,
+    rows: int,
+    layout: HeadLayout,
+    is_static: bool = False,
 ) -> Loaded:
     """Rows `row ..` of the chunk's heads, as they are and transposed."""
     shape = (layout.partitions, groups_of(layout, chunk.pairs), rows)
@@ -120,7 +136,7 @@ def load_transposed(
     tiles = []
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        tile = load_heads(x, chunk, row + start, count, layout)
+        tile = load_heads(x, chunk, row + start, count, layout, is_static)
         transpose_heads(dst[:, :, start : start + count], tile, layout)
         tiles.append(tile[:, 0 : chunk.pairs, 0 : layout.size])
     return Loaded(dst, tiles)
@@ -281,13 +297,15 @@ def combine_keys(
     return combine_turned(turned, vectors, heads, group, cols, keys)
 
 
-def load_blocks(x: nl.NkiTensor, chunk: Chunk, row: int, rows: int) -> list[nl.NkiTensor]:
+def load_blocks(
+    x: nl.NkiTensor, chunk: Chunk, row: int, rows: int, is_static: bool = False
+) -> list[nl.NkiTensor]:
     """Rows `row ..` of the chunk's heads as tiles `[<= 128, heads, width]`."""
     plain = HeadLayout(x.shape[3], 1, 1, x.shape[3], x.shape[3], False)
     tiles = []
     for start in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - start)
-        tiles.append(load_heads(x, chunk, row + start, count, plain))
+        tiles.append(load_heads(x, chunk, row + start, count, plain, is_static))
     return tiles
 
 

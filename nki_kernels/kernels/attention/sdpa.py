@@ -26,6 +26,7 @@ import nki.language as nl
 import torch
 
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._rows import MOST_DESCRIPTORS
 from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.kernels.attention._decode import DecodeProblem, load_queries, runs_of
 from trnx.nki_kernels.kernels.attention._decode_softmax import (
@@ -197,6 +198,7 @@ def _attend(
         tile,
         stored * itemsize <= _RESIDENT_BYTES,
         is_power_of_two(scale),
+        _is_static(tensors),
     )
     biases = Biases([])
     tensors = (q, k, v)
@@ -211,6 +213,16 @@ def _attend(
     for _ in range(STAGES):
         pipeline = step(problem, outputs, pipeline, None)
     store_logs(outputs.logs, True)
+
+
+def _is_static(tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]) -> bool:
+    """Whether the rows of q, k, v and the result, each of which is a descriptor, are few even if
+    each 128 queries load the keys and values again."""
+    q, k, v = tensors
+    entries = q.shape[0]
+    blocks = (q.shape[2] + nl.tile_size.pmax - 1) // nl.tile_size.pmax
+    rows = 2 * q.shape[1] * q.shape[2] + k.shape[1] * blocks * (k.shape[2] + v.shape[2])
+    return entries * rows <= MOST_DESCRIPTORS
 
 
 @nki.jit
