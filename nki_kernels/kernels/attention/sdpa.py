@@ -222,7 +222,7 @@ def _is_static(tensors: tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]) -> bool
     entries = q.shape[0]
     blocks = (q.shape[2] + nl.tile_size.pmax - 1) // nl.tile_size.pmax
     rows = 2 * q.shape[1] * q.shape[2] + k.shape[1] * blocks * (k.shape[2] + v.shape[2])
-    return entries * rows <= MOST_DESCRIPTORS
+    return bool(entries * rows <= MOST_DESCRIPTORS)
 
 
 @nki.jit
