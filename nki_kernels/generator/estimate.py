@@ -239,13 +239,13 @@ class Estimate(TileOps):
                 after = (self._chain(VECTOR, self._geometry.tiles, after),)
         if last is not None and self._ops[last].queue == TENSOR:
             (source,) = (v for v in partial.args if isinstance(v, Value))
-            groups = groups_of(
+            sums = groups_of(
                 lanes, width, self._elements(source) // width, is_between=False,
                 is_float32=source.dtype is torch.float32, in_two_banks=True,
             )  # fmt: skip
             engine = combine.engine or VECTOR
-            for left in range(0, width, groups.chunk):
-                size = groups.most * groups.run * min(groups.chunk, width - left)
+            for left in range(0, width, sums.chunk):
+                size = sums.most * sums.run * min(sums.chunk, width - left)
                 after = (self._chain(engine, size, after, table=""),)
         elif partial in self._in_columns:
             after = self._total_of_columns(combine, after)
