@@ -37,6 +37,9 @@ from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instructio
 
 BANK = 512  # float32 values of a partition in a bank of PSUM
 MOST_SUMS = 2048  # four of the eight banks
+# Products that add to one place of PSUM one after another, where VectorE could add up what a
+# partition has: 500 equal terms are 20 ulp off.
+_MOST_PRODUCTS = 64
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -271,8 +274,13 @@ class Across:
         reduced, kept = self.free(source)
         labels = [label for label in self.geometry.free_labels if label in source.axes]
         most = MOST_SUMS if labels == reduced + kept else BANK
-        # Halves of the partitions of float32 numbers have sums of their own.
-        most //= 2 if source.dtype is torch.float32 else 1
+        if source.dtype is torch.float32:
+            # Up to four groups of the partitions have sums of their own, three at the most of them
+            # in a bank (`partition_groups.py`).
+            most = most // 4 if most > BANK else BANK // 3
+            products = self.steps * -(-self.size(reduced) // (BANK // 4))
+            if self.size(kept) == 1 and products > _MOST_PRODUCTS:
+                return False
         return (
             ("op", "nl.add") in instruction.arguments
             and source.dtype in _FLOATS

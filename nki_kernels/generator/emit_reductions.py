@@ -24,10 +24,13 @@ from trnx.nki_kernels.generator.partition_groups import (
     Groups,
     groups_of,
     products_of_groups,
+    sums_of,
 )
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 
+# Sums of which each may have two of the eight banks of PSUM and leaves room for transposes.
+_MOST_IN_TWO_BANKS = 2
 _IDENTITY = {"add": "0.0", "multiply": "1.0", "maximum": "-INF", "minimum": "INF"}
 
 
@@ -148,7 +151,7 @@ class ReductionEmitter(Emitter):
                 f"{stem}_sums = []",
                 f"for left in range(0, {kept}, {groups.chunk}):",
                 f"    width = min({groups.chunk}, {kept} - left)",
-                f"    bank = nl.ndarray(({rows}, {groups.side} * width), dtype=nl.float32,"
+                f"    bank = nl.ndarray({groups.shape(rows, 'width')}, dtype=nl.float32,"
                 " buffer=nl.psum)",
                 f"    {stem}_sums.append(bank)",
             ]
@@ -162,13 +165,15 @@ class ReductionEmitter(Emitter):
         ]
 
     def _groups_of(self, combine: Instruction) -> Groups:
-        """How TensorE adds up the partitions."""
+        """How TensorE adds up the partitions. Where all of these get the total, the ones, a column
+        for each, load in the time of half a bank of columns, which a product should have then."""
         source = self._source(combine)
         reduced, kept = self.across.free(source)
+        sums = sum(self._by_ones(i) for phase in self.phases for i in phase.combines)
         return groups_of(
             self.full, self.across.size(kept), self.across.size(reduced),
-            is_float32=source.dtype is torch.float32, in_one=combine.dst in self.in_one,
-            is_between=self.across.is_between(source),
+            is_float32=source.dtype is torch.float32, is_between=self.across.is_between(source),
+            in_two_banks=combine.dst not in self.in_one and sums <= _MOST_IN_TWO_BANKS,
         )  # fmt: skip
 
     def _rows_of_total(self, combine: Instruction) -> int:
@@ -221,7 +226,7 @@ class ReductionEmitter(Emitter):
         if self.across.is_between(source):
             counts = [self._product(labels) for labels in self.across.groups(source)]
             product = self._product_of(combine, kept_first=False)
-            bank = f"{stem}_sums[0]"
+            bank = f"{stem}_sums[0][:, :, 0 : {width} * {side}]"
             return lines + interleaved_products(name, bank, rows, side, run, counts, product)
         kept_first = bool(kept) and self.axes(source) != reduced + kept
         shape = f"(p, {width}, {count})" if kept_first else f"(p, {count}, {width})"
@@ -230,13 +235,13 @@ class ReductionEmitter(Emitter):
         lines.append(f"    many = min({run}, {count} - first)")
         lines.append(f"    for bank in range(len({stem}_sums)):")
         lines.append(f"        left = bank * {groups.chunk}")
-        lines.append(f"        wide = {stem}_sums[bank].shape[1] // ({side})")
+        lines.append(f"        wide = min({groups.chunk}, {width} - left)")
         # What VectorE adds up lies side by side.
-        view = f"{stem}_sums[bank].reshape(({rows}, wide, {side}))"
+        view = sums_of(f"{stem}_sums[bank]", groups, rows)
         if kept_first:
             moving = "flat[:, left : left + wide, first : first + many]"
         else:
-            view += ".permute((0, 2, 1))"
+            view += ".permute((0, 1, 3, 2))"
             moving = "flat[:, first : first + many, left : left + wide]"
         lines += [f"        goal = {view}", f"        moving = {moving}"]
         return [*lines, *indent(indent(self._product_of(combine, kept_first=kept_first)))]
@@ -257,11 +262,13 @@ class ReductionEmitter(Emitter):
 
     def _product_of(self, combine: Instruction, *, kept_first: bool) -> list[str]:
         """The product of `moving` with ones, or one for each group of its partitions."""
-        is_cut = self._groups_of(combine).most > 1
-        place = "start // group * run" if is_cut else "0"
+        groups = self._groups_of(combine)
+        bank, place = "0", "0"
+        if groups.most > 1:
+            bank, place = "start // group // beside", f"start // group % beside * {groups.run}"
         columns = f"{place} : {place} + many"
-        goal = f"goal[:, :, {columns}]" if kept_first else f"goal[:, {columns}]"
-        if is_cut:
+        goal = f"goal[:, {bank}, :, {columns}]" if kept_first else f"goal[:, {bank}, {columns}]"
+        if groups.most > 1:
             return products_of_groups(goal, self._ones_of(combine, ":"), "moving", "p", "group")
         stationary = self._ones_of(combine, "0:p")
         operands = [f"stationary={stationary}", "moving=moving", "is_stationary_onezero=True"]

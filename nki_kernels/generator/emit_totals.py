@@ -20,7 +20,12 @@ from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
-from trnx.nki_kernels.generator.partition_groups import GROUP, GROUP_OF, products_of_groups
+from trnx.nki_kernels.generator.partition_groups import (
+    GROUP,
+    GROUP_OF,
+    products_of_groups,
+    sums_of,
+)
 from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.totals_in_psum import step_of
 from trnx.nki_kernels.generator.turned_totals import turned_total
@@ -54,7 +59,7 @@ class TotalEmitter(ReductionEmitter):
         if combine is self.turned:
             return self._combined_on_partitions(combine)
         if self._by_ones(combine):
-            return self._total_of_products(combine, str(self.full))
+            return self._total_of_products(combine, self.full)
         if self.g.leads_reduced:
             return self._combined_of_parts(combine)
         width = self._product(self.axes(combine.dst))
@@ -106,7 +111,7 @@ class TotalEmitter(ReductionEmitter):
         """The total in the first partition."""
         stem, op = self._stem(combine), self._op(combine)
         if self._by_ones(combine):
-            return self._total_of_products(combine, "1")
+            return self._total_of_products(combine, 1)
         if self.across.in_columns(combine):
             return self._columns_in_one(combine)
         lines, kind = self._parts(combine, "1"), self._kind_of_parts(combine)
@@ -224,23 +229,24 @@ class TotalEmitter(ReductionEmitter):
             "nisa.tensor_reduce", [f"dst={goal}", f"op={op}", f"data={data}", "axis=(2,)"]
         )
 
-    def _total_of_products(self, combine: Instruction, rows: str) -> list[str]:
+    def _total_of_products(self, combine: Instruction, rows: int) -> list[str]:
         """The total of so many partitions, out of PSUM."""
         groups, stem = self._groups_of(combine), self._stem(combine)
-        side, chunk = groups.side, groups.chunk
+        chunk, kept = groups.chunk, self._product(self.across.free(self._source(combine))[1])
         lines = [
-            *self._total(combine, rows),
+            *self._total(combine, str(rows)),
             *groups.lines,
             f"for bank in range(len({stem}_sums)):",
-            f"    wide = {stem}_sums[bank].shape[1] // ({side})",
+            f"    wide = min({chunk}, {kept} - bank * {chunk})",
             f"    goal = total[:, bank * {chunk} : bank * {chunk} + wide]",
         ]
-        bank = f"{stem}_sums[bank][0:{rows}]"
-        if side == "1":
-            return lines + indent(self._taken_out(combine, bank))
+        bank = f"{stem}_sums[bank]"
+        if groups.most == groups.run == 1:
+            return lines + indent(self._taken_out(combine, f"{bank}[0:{rows}, 0]"))
         assert not step_of(combine)
-        view = f"{bank}.reshape(({rows}, wide, {side}))"
-        return [*lines, f"    nisa.tensor_reduce(dst=goal, op=nl.add, data={view}, axis=(2,))"]
+        view = sums_of(bank, groups, rows)
+        data = f"    data = {view}.permute((0, 2, 1, 3))"
+        return [*lines, data, "    nisa.tensor_reduce(dst=goal, op=nl.add, data=data, axis=(2, 3))"]
 
     def _taken_out(self, combine: Instruction, bank: str) -> list[str]:
         """What takes the totals of a `bank` out of PSUM."""

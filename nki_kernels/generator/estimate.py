@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator.engines import (
 from trnx.nki_kernels.generator.geometry import RowTiles, Strides
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.list_order import Turn, list_order
+from trnx.nki_kernels.generator.partition_groups import groups_of
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.tile_ops import PACE, TileOps
@@ -238,12 +239,13 @@ class Estimate(TileOps):
                 after = (self._chain(VECTOR, self._geometry.tiles, after),)
         if last is not None and self._ops[last].queue == TENSOR:
             (source,) = (v for v in partial.args if isinstance(v, Value))
-            halves = 2 if source.dtype is torch.float32 else 1
-            runs, chunk = self._elements(source) // width, BANK // halves
-            runs = max(halves, min(BANK // width, runs))
+            sums = groups_of(
+                lanes, width, self._elements(source) // width, is_between=False,
+                is_float32=source.dtype is torch.float32, in_two_banks=True,
+            )  # fmt: skip
             engine = combine.engine or VECTOR
-            for left in range(0, width, chunk):
-                size = runs * min(chunk, width - left)
+            for left in range(0, width, sums.chunk):
+                size = sums.most * sums.run * min(sums.chunk, width - left)
                 after = (self._chain(engine, size, after, table=""),)
         elif partial in self._in_columns:
             after = self._total_of_columns(combine, after)

@@ -17,7 +17,7 @@ def interleaved_products(
     bank: str,
     rows: int,
     columns: str,
-    run: str,
+    run: int,
     counts: Sequence[str],
     product: Sequence[str],
 ) -> list[str]:
@@ -28,7 +28,9 @@ def interleaved_products(
     outer, count, inner = counts
     return [
         f"flat = {tile}.reshape((p, {outer}, {count}, {inner}))",
-        f"goal = {bank}.reshape(({rows}, {outer}, {inner}, {columns})).permute((0, 3, 1, 2))",
+        f"goal = {bank}",
+        f"goal = goal.reshape(({rows}, goal.shape[1], {outer}, {inner}, {columns}))",
+        "goal = goal.permute((0, 1, 4, 2, 3))",
         f"for first in range(0, {count}, {run}):",
         f"    many = min({run}, {count} - first)",
         "    moving = flat[:, :, first : first + many].permute((0, 2, 1, 3))",

@@ -6,7 +6,8 @@ or product with a number rounds monotonically, so that what moves exactly is equ
 sum with a tensor does not move: -inf + inf would be NaN where no other element is.
 
 Functions of ScalarE move where there is much to compute: after the reduction nothing hides that
-ScalarE loads their table.
+ScalarE loads their table. The table of the only function is loaded before the first tile is there,
+so that this one moves where there is less to compute, too.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from trnx.nki_kernels.generator.ir import Operand, Value, values_of
 _EXTREMA = ("maximum", "minimum")
 # Functions of ScalarE that rise everywhere.
 _RISING = ("sigmoid", "tanh", "exp")
-# Elements that ScalarE computes in about three times the load of a table, 128 at a time.
-_MANY = 2**19
+# Elements that ScalarE computes in about three times the load of a table, 128 at a time, and in
+# about the latency of an instruction more.
+_MANY, _MANY_OF_ONE = 2**19, 2**16
 
 
 def move_behind_extrema(
@@ -32,9 +34,10 @@ def move_behind_extrema(
     `sizes` are those of the labels."""
     readers = Counter(a for v in values for a in values_of(v.args))
     readers.update(roots)
+    many = _MANY if len({v.name for v in values if v.op == "unary"}) > 1 else _MANY_OF_ONE
     new: dict[Value, Value] = {}
     for value in values:
-        steps = _steps(value, readers, sizes)
+        steps = _steps(value, readers, sizes, many)
         if steps:
             new[value] = _moved(value, steps, new)
             continue
@@ -74,14 +77,17 @@ def _reduced(reduction: Value) -> frozenset[int]:
     return source.axes - reduction.axes
 
 
-def _steps(reduction: Value, readers: Counter[Value], sizes: Mapping[int, int]) -> list[Value]:
-    """The steps that a `reduction` goes through, the one that it reads first."""
+def _steps(
+    reduction: Value, readers: Counter[Value], sizes: Mapping[int, int], many: int
+) -> list[Value]:
+    """The steps that a `reduction` goes through, the one that it reads first; of functions those of
+    `many` elements."""
     if reduction.op != "reduce" or reduction.name not in _EXTREMA:
         return []
     reduced, steps = _reduced(reduction), list[Value]()
     (value,) = values_of(reduction.args)
     while readers[value] == 1 and (source := _source(value, reduced)) is not None:
-        if value.op == "unary" and math.prod(sizes[d] for d in value.axes) < _MANY:
+        if value.op == "unary" and math.prod(sizes[d] for d in value.axes) < many:
             break
         steps.append(value)
         value = source

@@ -9,68 +9,80 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trnx.nki_kernels.generator.across import BANK, MOST_SUMS
+from trnx.nki_kernels.generator.across import BANK
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_text import call
 
 # Partitions of a group: a tile of the array, of which trn1 has none as small as the least ones.
-GROUP, HALF = 32, 64
-GROUP_OF = f"{HALF} if nisa.get_nc_version() == nisa.nc_version.gen2 else {GROUP}"
+GROUP = 32
+GROUP_OF = f"64 if nisa.get_nc_version() == nisa.nc_version.gen2 else {GROUP}"
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of `full` partitions, of a `size` in the source and at the `most` so many, whose
-    tiles have `reduced` elements that are added up for each of `kept` ones."""
+    """The groups of the partitions, at the `most` so many, whose tiles have `reduced` elements that
+    are added up for each of `kept` ones; `beside` of them lie side by side in a bank, the others in
+    the next one."""
 
-    size: str
     most: int
     full: int
     kept: int
     reduced: int
+    beside: int
 
     @property
     def chunk(self) -> int:
-        """Kept elements of a bank, nearly as many in each."""
-        banks = -(-self.kept * self.most // BANK)
-        return -(-self.kept // banks)
+        """Kept elements of a product, nearly as many in each."""
+        chunks = -(-self.kept // (BANK // self.beside))
+        return -(-self.kept // chunks)
+
+    @property
+    def run(self) -> int:
+        """How many elements that are added up lie side by side in a bank, for each group of
+        partitions and each kept one."""
+        return max(1, min(BANK // (self.kept * self.beside), self.reduced))
 
     @property
     def lines(self) -> list[str]:
-        """The names `group`, `groups` and `run` in the source."""
+        """The names `group`, `groups`, `beside` and `banks` in the source."""
         if self.most == 1:
             return []
-        found = [f"group = {self.size}", f"groups = ({self.full} + group - 1) // group"]
-        many = f"min({BANK} // ({self.kept} * groups), {self.reduced})"
-        is_one = self.reduced == 1 or self.kept * self.most > BANK
-        return [*found, "run = 1" if is_one else f"run = {many}"]
-
-    @property
-    def run(self) -> str:
-        """How many elements that are added up lie side by side in a bank, for each group of
-        partitions and each kept one."""
-        if self.most > 1:
-            return "run"
-        return str(max(1, min(BANK // self.kept, self.reduced)))
+        return [
+            f"group = {GROUP_OF}",
+            f"groups = ({self.full} + group - 1) // group",
+            f"beside = min({self.beside}, groups)",
+            "banks = groups // beside",
+        ]
 
     @property
     def side(self) -> str:
         """Columns of a bank for each kept element."""
-        return self.run if self.most == 1 else "groups * run"
+        return str(self.run) if self.most == 1 else f"beside * {self.run}"
+
+    def shape(self, rows: int, width: str) -> str:
+        """Of a chunk of sums in PSUM, `width` kept ones in so many rows."""
+        if self.most == 1:
+            return f"({rows}, 1, {width} * {self.run})"
+        columns = f"{width} * beside * {self.run}" if self.beside == self.most else str(BANK)
+        return f"({rows}, banks, {columns})"
 
 
 def groups_of(
-    full: int, kept: int, reduced: int, *, is_float32: bool, in_one: bool, is_between: bool
+    full: int, kept: int, reduced: int, *, is_float32: bool, is_between: bool, in_two_banks: bool
 ) -> Groups:
-    """The groups for such a sum: more than one for float32 numbers. Halves where all partitions get
-    the total: the ones, a column for each, take so long to load that smaller groups, which move
-    fewer columns each, would wait for them. A sum `is_between` that has one bank."""
-    most = BANK if is_between else MOST_SUMS
-    ways = [(GROUP_OF, -(-full // GROUP))] if in_one else []
-    ways.append((str(HALF), -(-full // HALF)))
-    ways = [way for way in ways if is_float32 and way[1] * kept <= most]
-    size, count = ways[0] if ways else (str(full), 1)
-    return Groups(size, count, full, kept, reduced)
+    """The groups for such a sum: more than one for float32 numbers. Four of them have two banks
+    where that is said, or where a sum `is_between`, which has one chunk, has too many for one."""
+    most = -(-full // GROUP) if is_float32 else 1
+    is_long = kept * reduced * most > BANK
+    in_two_banks = in_two_banks or (is_between and kept * most > BANK)
+    return Groups(most, full, kept, reduced, 2 if most == 4 and is_long and in_two_banks else most)
+
+
+def sums_of(bank: str, groups: Groups, rows: int) -> str:
+    """The view of a chunk of `wide` sums by banks, kept elements, and what is added up."""
+    taken = f"{bank}[0:{rows}, :, 0 : wide * {groups.side}]"
+    banks = 1 if groups.most == 1 else "banks"
+    return f"{taken}.reshape(({rows}, {banks}, wide, {groups.side}))"
 
 
 def products_of_groups(

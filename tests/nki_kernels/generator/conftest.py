@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from trnx.nki_kernels.generator import kernel, tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
@@ -51,6 +52,16 @@ class Cuts:
         for cut in every:
             self._use(lambda *_, cut=cut: [[cut]])
             made.check(target, **tolerance)
+
+    def results(
+        self, made: Any, cuts: Iterable[TiledRegion], target: str = "trn2"
+    ) -> Iterator[torch.Tensor]:
+        """The first result of each of these, one at least."""
+        every = list(cuts)
+        assert every
+        for cut in every:
+            self._use(lambda *_, cut=cut: [[cut]])
+            yield made.run(target)[0]
 
     def _use(self, tilings: Any) -> None:
         self._monkeypatch.setattr(kernel, "tilings", tilings)

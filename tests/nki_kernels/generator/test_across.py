@@ -9,8 +9,11 @@ import pytest
 import torch
 from drawn import draw
 
+from trnx.nki_kernels.generator.engines import TENSOR
+
 aten = torch.ops.aten
 Build = Callable[..., Any]
+Cuts = Any  # of conftest.py
 F32, BF16 = torch.float32, torch.bfloat16
 
 
@@ -152,16 +155,53 @@ def test_groups_of_partitions_of_columns_that_fill_banks(
     torch.testing.assert_close(found.double(), x.double().sum(0), rtol=2.4e-6 / groups, atol=0.0)
 
 
-@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
-@pytest.mark.parametrize("columns", [257, 1000])
-def test_halves_of_partitions_that_all_get_the_sum(
-    region: Build, columns: int, target: str
+@pytest.mark.parametrize(("target", "groups"), [("trn1", 2), ("trn2", 4), ("trn3", 4)])
+@pytest.mark.parametrize("columns", [60, 257, 1000])
+@pytest.mark.parametrize("rows", [96, 512])
+def test_groups_of_partitions_that_all_get_the_sum(
+    region: Build, rows: int, columns: int, target: str, groups: int
 ) -> None:
-    x = equal_rows(512, columns)
+    x = equal_rows(rows, columns)
     made = region(lambda x: aten.mul.Tensor(x, aten.sum.dim_IntList(x, [0], True)), x)
     exact = x.double() * x.double().sum(0)
     (found,) = made.run(target)
-    torch.testing.assert_close(found.double(), exact, rtol=1.2e-6, atol=0.0)
+    torch.testing.assert_close(found.double(), exact, rtol=2.4e-6 / groups, atol=0.0)
+
+
+def total(x: Any) -> Any:
+    return aten.sum.dim_IntList(x, [0], False)
+
+
+def times_total(x: Any) -> Any:
+    return aten.mul.Tensor(x, aten.sum.dim_IntList(x, [0], True))
+
+
+@pytest.mark.parametrize("function", [total, times_total])
+@pytest.mark.parametrize("columns", [513, 1000, 1024])
+def test_no_cut_that_adds_up_partitions_has_more_than_twice_the_error_of_eager(
+    region: Build, cuts: Cuts, function: Callable[..., Any], columns: int
+) -> None:
+    x = equal_rows(1024, columns)
+    made = region(function, x)
+    on_tensor = {
+        cut.geometry: cut
+        for cut in cuts.of(made)
+        if cut.across and any(i.engine == TENSOR for i in cut.instructions)
+    }
+    exact = function(x.double())
+    eager = ((made.eager()[0].double() - exact) / exact).abs().max().item()
+    for found in cuts.results(made, list(on_tensor.values())):
+        error = ((found.double() - exact) / exact).abs().max().item()
+        assert error <= 2 * eager
+
+
+@pytest.mark.parametrize("number", [0.1, 0.7])
+def test_millions_of_equal_terms_are_as_exact_as_in_eager(region: Build, number: float) -> None:
+    x = torch.full((8_000_000,), number)
+    made = region(lambda x: aten.sum.default(x), x)
+    exact = x.double().sum()
+    error, eager = ((y.double() - exact).abs() for y in (made.run()[0], made.eager()[0]))
+    assert error <= 2 * eager
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])

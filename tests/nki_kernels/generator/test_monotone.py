@@ -88,12 +88,27 @@ def test_what_something_else_reads_stays(region: Build) -> None:
     made.check(rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("rows", "moves"), [(100, False), (2_000, True)])
-def test_functions_of_many_elements_move(region: Build, rows: int, moves: bool) -> None:
-    made = region(
-        lambda x: aten.amax.default(aten.tanh.default(aten.mul.Tensor(x, 2.0)), [1], True),
-        draw(rows, 300),
-    )
+def of_one_function(x: Any) -> Any:
+    return aten.amax.default(aten.tanh.default(aten.mul.Tensor(x, 2.0)), [1], True)
+
+
+def of_two_functions(x: Any) -> Any:
+    return aten.sigmoid.default(of_one_function(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "moves"),
+    [
+        (of_one_function, 100, False),
+        (of_one_function, 300, True),
+        (of_two_functions, 300, False),
+        (of_two_functions, 2_000, True),
+    ],
+)
+def test_functions_of_many_elements_move(
+    region: Build, function: Any, rows: int, moves: bool
+) -> None:
+    made = region(function, draw(rows, 300))
     assert begins_with_load(made) is moves
     made.check(rtol=1e-6, atol=1e-6)
 
