@@ -12,6 +12,7 @@ from trnx.nki_kernels.kernels.convolution._depthwise_positions import Cell, Side
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Rows, columns_of
 from trnx.nki_kernels.kernels.convolution._loads import load
 from trnx.nki_kernels.kernels.convolution._plan import Axes
+from trnx.nki_kernels.kernels.convolution._views import volumes_of, with_planes
 
 
 class Filters(NamedTuple):
@@ -47,6 +48,28 @@ class Given(NamedTuple):
     is_static: bool
     whole: list[Filters]
     apart: list[Filters]
+
+
+def given_of(tensors: Depthwise, axes: Axes, how: tuple[int, int, int], is_static: bool) -> Given:
+    """What all rounds are given; `how`: columns of a tile, `shift` and `skew`. The diagonal is not
+    there yet.
+    """
+    tile, shift, skew = how
+    residual = None
+    if tensors.residual is not None:
+        residual = volumes_of(tensors.residual, 1)[0]
+    wide = with_planes(tensors.weight, 1)
+    weight = wide.reshape((wide.shape[0], wide.shape[2] * wide.shape[3] * wide.shape[4]))
+    x = volumes_of(tensors.x, 1)[0]
+    pmax = nl.tile_size.pmax
+    shape = (pmax, axes.planes.block, max(1, shift), x.shape[3])
+    zeros = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.vector)
+    diagonal = nl.ndarray((pmax, tile), dtype=weight.dtype, buffer=nl.sbuf)
+    return Given(
+        tensors, volumes_of(tensors.out, 1)[0], x, residual, weight, axes, diagonal, zeros, tile,
+        shift, skew, is_static, [], [],
+    )  # fmt: skip
 
 
 def rows_of_tile(given: Given) -> int:
@@ -109,11 +132,12 @@ def load_round(given: Given, sides: list[Side], turn: int) -> list[nl.NkiTensor]
                 target = tile[other, :, shift:] if number % 2 == 1 else tile[other]
                 _load_part(given, target, cell, given.tile)
             if is_pair(given, cell):
-                _zero_padding(given, tile[nl.ds(place, 2 * given.tile)], cell, place)
+                by_dma = given.is_static and turn > 0
+                _zero_padding(given, tile[nl.ds(place, 2 * given.tile)], cell, place, by_dma)
     return tiles
 
 
-def _zero_padding(given: Given, tile: nl.NkiTensor, cell: Cell, place: int) -> None:
+def _zero_padding(given: Given, tile: nl.NkiTensor, cell: Cell, place: int, by_dma: bool) -> None:
     """Zeros above the input on the first of two quadrants, and below it on the second."""
     shift = given.shift
     planes = cell.block.planes_in[1] - cell.block.planes_in[0]
@@ -121,17 +145,17 @@ def _zero_padding(given: Given, tile: nl.NkiTensor, cell: Cell, place: int) -> N
     zeros = given.zeros[:, 0:planes]
     if first < shift:
         target = tile[0 : given.tile, 0:planes, 0:shift]
-        _zero(given, target, zeros[nl.ds(place, given.tile)])
+        _zero(target, zeros[nl.ds(place, given.tile)], by_dma)
     if end + shift > given.x.shape[2]:
         target = tile[given.tile : 2 * given.tile, 0:planes, end - first : end - first + shift]
-        _zero(given, target, zeros[nl.ds(place + given.tile, given.tile)])
+        _zero(target, zeros[nl.ds(place + given.tile, given.tile)], by_dma)
 
 
-def _zero(given: Given, target: nl.NkiTensor, zeros: nl.NkiTensor) -> None:
-    """Zeros by DMA where triggers take no time, else by ScalarE: VectorE has the copies, with which
-    GpSimdE shares a bus.
+def _zero(target: nl.NkiTensor, zeros: nl.NkiTensor, by_dma: bool) -> None:
+    """Zeros by DMA where triggers take no time and the first inputs do not wait for them, else by
+    ScalarE: VectorE has the copies, with which GpSimdE shares a bus.
     """
-    if given.is_static:
+    if by_dma:
         load(target, zeros, False, True)
     else:
         nisa.activation(dst=target, op=nl.copy, data=zeros)
@@ -195,12 +219,21 @@ def filters_of(given: Given, side: Side, stream: int) -> Filters:
     return known[-1]
 
 
-def load_filters(given: Given, side: Side, stream: int) -> None:
-    """Those of a cell, if they are new: before all inputs, as they have few bytes."""
-    known = given.whole if side.is_whole else given.apart
-    first = side.cells[0].first if side.is_whole else side.cells[stream].first
-    if len(known) == 0 or filters_of(given, side, stream).first != first:
-        known.append(_make_filters(given, side, first, side.cells[stream].number))
+def load_filters(given: Given, sides: list[Side]) -> None:
+    """Those of the cells of some sides, if they are new."""
+    for side in sides:
+        known = given.whole if side.is_whole else given.apart
+        for stream in range(len(side.cells)):
+            first = side.cells[0].first if side.is_whole else side.cells[stream].first
+            if len(known) == 0 or filters_of(given, side, stream).first != first:
+                known.append(_make_filters(given, side, first, side.cells[stream].number))
+
+
+def make_diagonals(given: Given, sides: list[Side]) -> None:
+    """Those that the products of a round take."""
+    for side in sides:
+        for stream in range(len(side.cells)):
+            diagonals_of(given, filters_of(given, side, stream))
 
 
 def diagonals_of(given: Given, filters: Filters) -> nl.NkiTensor:
@@ -224,7 +257,7 @@ def _make_filters(given: Given, side: Side, first: int, number: int) -> Filters:
     pmax = nl.tile_size.pmax
     taps = given.weight.shape[1]
     raw = nl.ndarray((pmax, taps), dtype=given.weight.dtype, buffer=nl.sbuf)
-    if given.shift > 0 or number < given.tile:
+    if number < given.tile:
         # By VectorE, which has nothing to do yet: the first inputs come behind these.
         nisa.memset(dst=raw, value=0.0, engine=nisa.engine.vector)
     each = rows_of_tile(given)
@@ -240,11 +273,15 @@ def _make_filters(given: Given, side: Side, first: int, number: int) -> Filters:
                 # The next kernel row by the input that it takes, in the same place.
                 below = raw[nl.ds(stream * each + given.tile, number)]
                 width = given.axes.columns.slots
+                rest = taps - width
                 if given.tensors.transposed:
-                    below, some = below[:, width:], some[:, 0 : taps - width]
+                    above, below, some = below[:, 0:width], below[:, width:], some[:, 0:rest]
                 else:
-                    below, some = below[:, 0 : taps - width], some[:, width:]
+                    above, below, some = below[:, rest:], below[:, 0:rest], some[:, width:]
                 load(below, some, False, given.is_static)
+                if number == given.tile:
+                    # What no kernel row is below; no load waits for it.
+                    nisa.memset(dst=above, value=0.0, engine=nisa.engine.vector)
     thens: list[Epilogue] = []
     for stream in range(count if side.is_whole else 1):
         thens.append(_epilogue_of(given, first + stream * given.tile, number))

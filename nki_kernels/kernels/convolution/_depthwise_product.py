@@ -35,9 +35,11 @@ from trnx.nki_kernels.kernels.convolution._depthwise_operands import (
     diagonals_of,
     fill_diagonal,
     filters_of,
+    given_of,
     is_pair,
     load_filters,
     load_round,
+    make_diagonals,
     rows_of_tile,
 )
 from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
@@ -64,7 +66,6 @@ from trnx.nki_kernels.kernels.convolution._parts import (
 )
 from trnx.nki_kernels.kernels.convolution._plan import Axes, axes_of
 from trnx.nki_kernels.kernels.convolution._product import zero
-from trnx.nki_kernels.kernels.convolution._views import volumes_of, with_planes
 
 # Products, at half rate: as long as DMA takes for the first weights and inputs.
 _WARM_UP = 22
@@ -172,51 +173,40 @@ def _convolve(
     """`images` (first, end) by products; a register: 0 where all sums are finite, else 1. `how`:
     columns of a tile, `shift` and `skew`.
     """
-    columns_of_tile, shift, skew = how
     warm_up(_WARM_UP)
-    residual = None
-    if tensors.residual is not None:
-        residual = volumes_of(tensors.residual, 1)[0]
-    wide = with_planes(tensors.weight, 1)
-    weight = wide.reshape((wide.shape[0], wide.shape[2] * wide.shape[3] * wide.shape[4]))
-    zeros = nl.ndarray(
-        (nl.tile_size.pmax, axes.planes.block, max(1, shift), volumes_of(tensors.x, 1)[0].shape[3]),
-        dtype=tensors.x.dtype, buffer=nl.sbuf,
-    )  # fmt: skip
-    nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
+    given = given_of(tensors, axes, how, is_static)
     pmax = nl.tile_size.pmax
-    diagonal = nl.ndarray((pmax, columns_of_tile), dtype=weight.dtype, buffer=nl.sbuf)
-    given = Given(
-        tensors, volumes_of(tensors.out, 1)[0], volumes_of(tensors.x, 1)[0], residual, weight, axes,
-        diagonal, zeros, columns_of_tile, shift, skew, is_static, [], [],
-    )  # fmt: skip
-    streams, sides_of_round = pmax // rows_of_tile(given), pmax // columns_of_tile
-    rounds = rounds_of(axes, tensors.groups, images, columns_of_tile, streams, sides_of_round)
+    streams, sides_of_round = pmax // rows_of_tile(given), pmax // given.tile
+    rounds = rounds_of(axes, tensors.groups, images, given.tile, streams, sides_of_round)
     columns = 0  # two for each bank, which may leave in two pieces
     for sides in rounds:
         banks = len(sides[0].cells)
         columns = columns + 2 * banks * len(parts_of_block(axes, sides[0].cells[0].block))
-    for sides in rounds:
-        for side in sides:
-            for stream in range(len(side.cells)):
-                load_filters(given, side, stream)
+    # What the first products take comes first.
+    load_filters(given, rounds[0])
     ready = load_round(given, rounds[0], 0)
-    fill_diagonal(diagonal)
+    for sides in rounds[1:]:
+        load_filters(given, sides)
+    fill_diagonal(given.diagonal)
     totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
     column = 0
     before = 0  # totals of all rounds but the last two
     checked: list[nl.NkiTensor] = []
+    # Phases have a bank each, and no copies of kernel rows.
+    is_by_both = not are_dense(axes)
     for number in range(len(rounds)):
         tiles = ready
         is_last = number + 1 == len(rounds)
         if not is_last:
             # The next inputs come during these products.
             ready = load_round(given, rounds[number + 1], number + 1)
-        for side in rounds[number]:
-            for stream in range(len(side.cells)):
-                diagonals_of(given, filters_of(given, side, stream))
+        if number == 0 or not is_by_both:
+            make_diagonals(given, rounds[number])
         copy_round(given, rounds[number], tiles, number)
+        if is_by_both and not is_last:
+            # Before VectorE has sums of this round to copy.
+            make_diagonals(given, rounds[number + 1])
         if is_last and before > 0:
             # Before VectorE has sums of this round to copy; the round before may not be done.
             checked.append(sum_of_totals(totals[:, 0:before]))
@@ -258,8 +248,9 @@ def _convolve_round(
             for stream in range(streams):
                 piece = pieces[stream][index]
                 total = totals[0 : piece.bank.shape[0], nl.ds(column, 1)]
-                # VectorE has nothing else to do any more.
-                on_vector = is_last and (stream + number) % 2 == 1
+                # VectorE has nothing else to do any more, or less than ScalarE.
+                is_by_both = is_last or not are_dense(axes)
+                on_vector = is_by_both and (stream + number) % 2 == 1
                 its = (results[stream], added[stream])
                 _finish(given, sides, stream, piece, its, total, on_vector)
                 column = column + 1

@@ -48,11 +48,16 @@ def are_dense(axes: Axes) -> bool:
 
 
 def pieces_of(bank: nl.NkiTensor, where: tuple[slice, slice, slice]) -> list[Piece]:
-    """Half of the images each, whose outputs are adjacent; all of it where it has one."""
+    """Half of the images each, or of the rows where there is one, whose outputs are adjacent."""
     p, r, q = where
-    planes = bank.shape[1]
+    planes, rows = bank.shape[1:3]
     if planes == 1:
-        return [Piece(bank, where)]
+        half = (rows + 1) // 2
+        if half == rows:
+            return [Piece(bank, where)]
+        middle = r.start + half
+        first = Piece(bank[:, :, 0:half], (p, slice(r.start, middle), q))
+        return [first, Piece(bank[:, :, half:rows], (p, slice(middle, r.stop), q))]
     half = (planes + 1) // 2
     middle = p.start + half
     first = Piece(bank[:, 0:half], (slice(p.start, middle), r, q))

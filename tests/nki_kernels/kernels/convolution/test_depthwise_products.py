@@ -137,7 +137,7 @@ def test_cores_share_images(images: int, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("x", "microseconds"),
-    [((8, 144, 56, 56), 34), ((8, 32, 112, 112), 28), ((8, 192, 28, 28), 14.3)],
+    [((8, 144, 56, 56), 32.4), ((8, 32, 112, 112), 27.1), ((8, 192, 28, 28), 13.7)],
 )
 def test_rounds_of_a_core_leave_few_tiles_idle(x: tuple[int, ...], microseconds: float) -> None:
     """Blocks are cut for the images of a core, which had a third round for half of the tiles; and
@@ -168,13 +168,14 @@ def test_products_follow_the_loads_where_these_take_longer(
 
 @pytest.mark.parametrize(
     ("channels", "size", "microseconds"),
-    [(192, 28, 21.9), (144, 56, 60.0), (576, 14, 17.72), (384, 14, 13.7)],
+    [(192, 28, 21.2), (144, 56, 59.2), (576, 14, 17.72), (384, 14, 13.7)],
 )
 def test_copies_and_last_stores_take_little_time(
     channels: int, size: int, microseconds: float
 ) -> None:
     """They took 23.3, 61.9, 17.8 and 13.8 us: with larger blocks, nearly all of which VectorE
-    copied, and with all of the last results stored together.
+    copied, and with all of the last results stored together; the first two 21.5 and 59.5 when the
+    first inputs came behind all filters and zeros.
     """
     program = traced(SPEC, given((8, channels, size, size), (3, 3)))
     assert predicted_seconds(program, hardware("trn2"), 0) < microseconds * 1e-6
