@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.generator.across import Across
 from trnx.nki_kernels.generator.engines import TENSOR, VECTOR
 from trnx.nki_kernels.generator.estimate import Estimate
@@ -30,8 +31,6 @@ _LARGEST_STEP = 4
 NEAR_BYTES = 16
 # What one step of halving takes besides its elements: the latency of an instruction that waits.
 _HALVING_ELEMENTS = 180
-# Descriptors that lie in HBM as long as a model is loaded (nki-dge.rst).
-_MOST_DESCRIPTORS = 2**15
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # What DMA transposes: elements of two and four bytes (trainium2_arch.rst), and up to three free
 # dimensions of a tile (nisa.dma_transpose).
@@ -220,7 +219,7 @@ class TiledRegion:
         runs = sum(
             elements(value, self.geometry) / self._run(value, strides) for value, strides in moved
         )
-        return runs * self.geometry.partitions * self.geometry.tiles <= _MOST_DESCRIPTORS
+        return runs * self.geometry.partitions * self.geometry.tiles <= MOST_DESCRIPTORS
 
     @property
     def _stores(self) -> list[tuple[Value, Strides]]:

@@ -21,9 +21,6 @@ WIDE = 40
 # So many tiles at least, where there are rows for them: the first and the last one overlap with
 # nothing.
 TILES = 4
-# Descriptors of transfers, one a row, that a kernel has made before the run (`move`): they take HBM
-# while a model is loaded (nki-dge.rst). As many as generated kernels have.
-MOST_DESCRIPTORS = 2**15
 
 
 def run_of(columns: int, hw: Hardware, row_bytes: int, vector_bytes: int) -> int:
@@ -63,8 +60,8 @@ def load_rows(
 
 
 def move(dst: nl.NkiTensor, src: nl.NkiTensor, is_static: bool) -> None:
-    """Copy by DMA; where it `is_static`, with descriptors that are made before the run, so that the
-    next transfer need not wait about 600 ns while DGE makes those of this one (nki-dge.rst)."""
+    """Copy by DMA; where it `is_static`, with descriptors that are made before the run
+    (`nki_kernels/descriptors.py`)."""
     nisa.dma_copy(
         dst=dst, src=src, dge_mode=nisa.dge_mode.none if is_static else nisa.dge_mode.unknown
     )

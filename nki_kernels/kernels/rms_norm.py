@@ -19,12 +19,12 @@ import nki.language as nl
 import torch
 
 import trnx.nki_kernels.canonical_ops  # noqa: F401  registers trnx::rms_norm
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._few_rows import parts_of
 from trnx.nki_kernels.kernels._few_rows_rms_norm import few_rows_rms_norm_kernel
 from trnx.nki_kernels.kernels._rows import (
-    MOST_DESCRIPTORS,
     add_rows,
     fold_of,
     load_rows,

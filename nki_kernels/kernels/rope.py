@@ -25,6 +25,7 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._rope_products import (
@@ -34,6 +35,7 @@ from trnx.nki_kernels.kernels._rope_products import (
     new_checks,
     repairs,
 )
+from trnx.nki_kernels.kernels._rows import move
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -58,12 +60,13 @@ def rope_kernel(
     fold: int,
     heads: int,
     by_products: bool,
+    is_static: bool,
     cores: int = 1,
 ) -> nl.NkiTensor:
     """x, cos and sin -> the sum, of x's shape. Of x as four dims, `dims` are the one that is looped
     over, the one with `heads` elements in a tile, and the one with `fold` elements in a partition.
-    `by_products`: TensorE adds, and what is not finite is computed again. `cores` share the
-    positions.
+    `by_products`: TensorE adds, and what is not finite is computed again. `is_static` as in `move`.
+    `cores` share the positions.
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     source, target = _arranged(x, dims), _arranged(out, dims)
@@ -74,11 +77,11 @@ def rope_kernel(
         for place in places:
             columns.append(place.heads * place.run * x.shape[x.ndim - 1])
         checks = new_checks(x.dtype, columns)
-        _rotate(source, target, tables, places, checks)
+        _rotate(source, target, tables, places, checks, is_static)
         for _ in nl.dynamic_range(repairs(checks)):
-            _rotate(source, target, tables, places, None)
+            _rotate(source, target, tables, places, None, is_static)
     else:
-        _rotate(source, target, tables, places, None)
+        _rotate(source, target, tables, places, None, is_static)
     return out
 
 
@@ -133,31 +136,32 @@ def _rotate(
     tables: tuple[nl.NkiTensor, nl.NkiTensor],
     places: list[Place],
     checks: Checks | None,
+    is_static: bool,
 ) -> None:
     """All tiles; by TensorE where there are `checks`."""
     factors = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor]]
     started = []  # type: list[tuple[nl.NkiTensor, Products]]
     own_heads, own_looped = tables[0].shape[1] > 1, tables[0].shape[0] > 1
     for place in places:
-        data = _load(source, place)
+        data = _load(source, place, is_static)
         first = place.looped == 0 and place.head == 0
         if first or own_heads or (place.head == 0 and own_looped):
-            factors.append(_load_factors(tables, place))
+            factors.append(_load_factors(tables, place, is_static))
         products = _multiply(data, factors[-1], checks is not None)
         # The products of the next tile come before the sum of this one, so that no engine waits
         # for the other.
         if len(started) > 0:
-            _add(started[-1][0], started[-1][1], len(started), checks)
+            _add(started[-1], len(started), checks, is_static)
         started.append((_tile_of(target, place), products))
     if len(started) > 0:
-        _add(started[-1][0], started[-1][1], len(started), checks)
+        _add(started[-1], len(started), checks, is_static)
 
 
-def _load(source: nl.NkiTensor, place: Place) -> nl.NkiTensor:
+def _load(source: nl.NkiTensor, place: Place, is_static: bool) -> nl.NkiTensor:
     """A tile of x, `[partitions, heads, run, D]`."""
     shape = (place.partitions, place.heads, place.run, source.shape[3])
     data = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=data, src=_tile_of(source, place))
+    move(data, _tile_of(source, place), is_static)
     return data
 
 
@@ -177,7 +181,7 @@ def _tile_of(tensor: nl.NkiTensor, place: Place) -> nl.NkiTensor:
 
 
 def _load_factors(
-    tables: tuple[nl.NkiTensor, nl.NkiTensor], place: Place
+    tables: tuple[nl.NkiTensor, nl.NkiTensor], place: Place, is_static: bool
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """cos and sin, `[partitions, run, D]`, the first half of sin with the other sign."""
     partitions, run = place.partitions, place.run
@@ -191,7 +195,7 @@ def _load_factors(
         else:
             rows = rows.expand_dim(1).broadcast(0, partitions).broadcast(1, run)
         tile = nl.ndarray((partitions, run, columns), dtype=table.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=rows)
+        move(tile, rows, is_static)
         tiles.append(tile)
     half = tiles[1][:, :, 0 : tiles[1].shape[2] // 2]
     nisa.activation(dst=half, op=nl.copy, data=half, scale=-1.0)
@@ -230,18 +234,21 @@ def _turn(data: nl.NkiTensor, sin: nl.NkiTensor, engine: object) -> nl.NkiTensor
     return result
 
 
-def _add(target: nl.NkiTensor, products: Products, number: int, checks: Checks | None) -> None:
-    """Store the sum of the products of a tile."""
+def _add(
+    tile: tuple[nl.NkiTensor, Products], number: int, checks: Checks | None, is_static: bool
+) -> None:
+    """Store the sum of the products of a `tile`, after its place in HBM."""
+    target, products = tile
     straight = products.straight
     if checks is None:
         turned = products.turned[0][1]
         engine = nisa.engine.gpsimd if number % _ON_GPSIMD == 0 else nisa.engine.vector
         nisa.tensor_tensor(dst=straight, data1=straight, data2=turned, op=nl.add, engine=engine)
-        nisa.dma_copy(dst=target, src=straight)
+        move(target, straight, is_static)
         return
     result = nl.ndarray(straight.shape, dtype=straight.dtype, buffer=nl.sbuf)
     add_by_products(result, products, checks)
-    nisa.dma_copy(dst=target, src=result)
+    move(target, result, is_static)
 
 
 def _as_four(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -288,7 +295,8 @@ def launch(b: Bindings, hw: Hardware) -> Launch:
     heads = max(1, _TILE_BYTES // (row * fold)) if factors[middle] == 1 else 1
     dims = (looped, middle, positions)
     by_products = _adds_by_products(b, hw)
-    plan = (dims, fold, min(heads, shape[middle]), by_products)
+    rows = (2 * b.x.numel + b.cos.numel + b.sin.numel) // shape[-1]
+    plan = (dims, fold, min(heads, shape[middle]), by_products, rows <= MOST_DESCRIPTORS)
     launch = Launch.of(rope_kernel, b, _TENSORS, *plan)
     return replace(launch, unknown_trips=0) if by_products else launch
 

@@ -16,6 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._pieces import (
@@ -28,7 +29,6 @@ from trnx.nki_kernels.kernels._pieces import (
     sum_exponentials,
 )
 from trnx.nki_kernels.kernels._rows import (
-    MOST_DESCRIPTORS,
     by_row,
     combine_rows,
     fold_of,

@@ -25,8 +25,8 @@ import nki.isa as nisa
 import nki.language as nl
 import torch
 
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._rows import MOST_DESCRIPTORS
 from trnx.nki_kernels.kernels._scalar_table import load_table
 from trnx.nki_kernels.kernels.attention._decode import DecodeProblem, load_queries, runs_of
 from trnx.nki_kernels.kernels.attention._decode_softmax import (

@@ -8,13 +8,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._depthwise_gradient import Strips, tile_of
 from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE
 from trnx.nki_kernels.kernels.convolution._strips import reach_of
 from trnx.nki_kernels.kernels.convolution._strips_host import (
     DESCRIPTOR_BYTES,
-    MOST_DESCRIPTORS,
     strips_of,
 )
 from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis

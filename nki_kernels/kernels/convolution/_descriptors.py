@@ -1,13 +1,13 @@
 """Whether a convolution's transfers have few descriptors (host side): pieces of memory in one run.
 
-Few are made before the run, so that a transfer's trigger takes 8 ns of its queue (nki-dma-intro-5)
-instead of the 600 in which DGE makes them. They take HBM while a model is loaded (nki-dge.rst).
+Few are made before the run (`nki_kernels/descriptors.py`).
 """
 
 from __future__ import annotations
 
 import math
 
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._sharing import is_compact
 from trnx.nki_kernels.kernels.convolution._turned import splits_images
@@ -16,8 +16,6 @@ from trnx.nki_kernels.kernels.convolution._windows import Problem
 from trnx.nki_kernels.spec import Bindings
 from trnx.simulator.hardware import Hardware
 
-# As of generated kernels.
-_MOST = 2**15
 # Bytes of a matrix of weights that DMA transposes, beyond which products wait for it: its triggers
 # take 600 ns, so that it had better come by one ring while inputs come by the other. More where
 # there are no fewer output channels than channels: then the triggers of stores take longer.
@@ -44,7 +42,7 @@ def is_static(
         outputs *= 2
     # A row of weights comes in pieces, chunks of channels.
     weights = problem.channels + problem.out_channels * math.ceil(problem.channels / 128)
-    return times * (inputs + outputs + weights) <= _MOST
+    return times * (inputs + outputs + weights) <= MOST_DESCRIPTORS
 
 
 def is_gradient_static(
@@ -62,7 +60,7 @@ def is_gradient_static(
     positions, channels = axes[1][0] * axes[2][0], max(rows, width)
     if is_turned and not splits_images(b.x.shape[0], positions, channels, hw.partitions):
         loads = 0
-    return bool(passes * loads + rows * -(-width // hw.partitions) <= _MOST)
+    return bool(passes * loads + rows * -(-width // hw.partitions) <= MOST_DESCRIPTORS)
 
 
 def is_depthwise_static(b: Bindings, axes: tuple[tuple[int, ...], ...]) -> bool:
@@ -71,7 +69,7 @@ def is_depthwise_static(b: Bindings, axes: tuple[tuple[int, ...], ...]) -> bool:
     if axes[2][6] < axes[2][0]:
         blocks *= axes[1][6]  # columns are cut, so that each row is a run
     outputs = b.weight.numel // math.prod(b.weight.shape[2:])
-    return bool(b.x.shape[0] * (b.x.shape[1] + 2 * outputs) * blocks <= _MOST)
+    return bool(b.x.shape[0] * (b.x.shape[1] + 2 * outputs) * blocks <= MOST_DESCRIPTORS)
 
 
 def is_products_static(b: Bindings, axes: tuple[tuple[object, ...], ...]) -> bool:
@@ -79,4 +77,4 @@ def is_products_static(b: Bindings, axes: tuple[tuple[object, ...], ...]) -> boo
     planes, rows = axes[0], axes[1]
     blocks = -(-int(str(rows[3])) // (int(str(rows[4])) * int(str(rows[5]))))
     tensors = 3 if b.residual is not None else 2
-    return bool(tensors * int(str(planes[3])) * b.x.shape[1] * blocks <= _MOST)
+    return bool(tensors * int(str(planes[3])) * b.x.shape[1] * blocks <= MOST_DESCRIPTORS)

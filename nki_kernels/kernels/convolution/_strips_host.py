@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE
 from trnx.nki_kernels.kernels.convolution._strips import reach_of
@@ -29,8 +30,6 @@ _MOST_BYTES = 131072
 _ENDS_SECONDS = 5e-6
 # Of the other way: its predicted time over that of its products and transposes.
 _OTHER = 1.1
-# Descriptors that are made before the run, at most.
-MOST_DESCRIPTORS = 2**15
 
 
 def strips_of(rows: RowAxis, most: int) -> Iterator[tuple[int, int]]:
