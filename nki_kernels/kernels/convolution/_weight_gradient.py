@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
@@ -122,6 +124,20 @@ def _masks(axes: tuple[WindowAxis, ...]) -> list[Mask]:
     return make_masks(noted)
 
 
+class Division(NamedTuple):
+    """How a product is cut: `tiles`, columns of the result that share their banks; `each` of its
+    channels, with at most `most` banks at once; whether transposes are kept (`is_kept`), DMA
+    transposes images by themselves (`is_split`), and TensorE their last positions (`is_cut`).
+    """
+
+    tiles: list[list[Columns]]
+    is_kept: bool
+    most: int
+    each: int
+    is_split: bool
+    is_cut: bool
+
+
 def _gradient(
     out: nl.NkiTensor,
     grads: list[nl.NkiTensor],
@@ -141,48 +157,15 @@ def _gradient(
     whether they share images instead, and what is under way between them.
     """
     pmax = nl.tile_size.pmax
-    keeps = how[0]
     taps = out.shape[2]
     is_flat = taps == 1 and is_inside(axes)
-    chunks = (out.shape[0] + pmax - 1) // pmax
-    most_chunks = nl.tile_size.psum_bank_fmax // pmax
-    if turn[1] < turn[2] and chunks < turn[2]:
-        # The channels of the window for all cores.
-        most_chunks = max(1, (out.shape[1] + pmax * turn[2] - 1) // (pmax * turn[2]))
-    tiles = tiles_of_columns(columns_of_banks(out.shape[1] * groups, taps, most_chunks))
-    if how[1] and turn[1] >= turn[2]:
-        tiles = tiles_of_columns(columns_beside(out.shape[1] * groups))
-    is_split = how[1] and axes[0].block >= axes[0].out
-    if is_split:
-        widest = max(out.shape[0], out.shape[1] * groups)
-        is_split = splits_images(axes[0].out, axes[1].out * axes[2].out, widest, pmax)
-    # Where nothing is transposed twice, the banks of two passes share PSUM: the first ones are
-    # copied out while the others are in use. Else many channels meet the same transposes.
-    is_kept = keeps[0] and keeps[1]
-    # Small products of several groups take more banks for transposes.
-    sums = BANKS if groups == 1 else BANKS - 1
-    most = OVERLAPPING_BANKS if is_kept else sums
-    if shared[0] and chunks * len(tiles[0]) <= sums:
-        # One pass for some columns, so that there are few exchanges.
-        most = sums
-    each = max(1, most // len(tiles[0])) * pmax if is_kept else most * pmax
-    if turn[2] > 1:
-        # Even shares.
-        pieces = (out.shape[0] + each - 1) // each
-        while turn[1] * len(tiles) * pieces % turn[2] > 0 and pieces < chunks:
-            pieces = pieces + 1
-        each = (chunks + pieces - 1) // pieces * pmax
-    width = tiles[0][0].chunks * tiles[0][0].lanes
-    is_cut = how[1] and not is_split
-    if is_cut:
-        both = min(each, out.shape[0]) + width
-        is_cut = cuts_last(axes[0].out, axes[0].block, axes[1].out * axes[2].out, both)
+    plan = _division(out, axes, how, groups, turn, shared[0])
     kept: list[list[list[Variant]]] = []
-    for _ in range(0, out.shape[0], each):
+    for _ in range(0, out.shape[0], plan.each):
         kept.append([])
     held: list[Windows] = []
     last = -1
-    passes = _passes(out.shape[0], each, tiles, is_kept)
+    passes = _passes(out.shape[0], plan)
     begin_pass, end_pass = 0, turn[1] * len(passes)
     if turn[2] > 0:
         begin_pass, end_pass = share_of(end_pass, turn[2])
@@ -191,8 +174,8 @@ def _gradient(
         number = number + 1
         if number <= begin_pass or number > end_pass:
             continue
-        channels = min(each, out.shape[0] - first)
-        some = max(1, most // ((channels + pmax - 1) // pmax))
+        channels = min(plan.each, out.shape[0] - first)
+        some = max(1, plan.most // ((channels + pmax - 1) // pmax))
         if columns[0].first != last:
             held = []
         last = columns[0].first
@@ -212,26 +195,73 @@ def _gradient(
                     banks.append(nl.ndarray(size, dtype=nl.float32, buffer=nl.psum))
             is_first = number == begin_pass + 1 and begin == 0
             is_last = begin + some >= len(columns)
-            again = kept[first // each]
+            again = kept[first // plan.each]
             work = Work(
-                out, groups, axes, first, channels, its, is_flat, how[1], is_split, is_cut, how[2],
-                is_first, is_last, keeps, again, held, masks, results, banks, blocks, shared[1],
+                out, groups, axes, first, channels, its, is_flat, how[1], plan.is_split,
+                plan.is_cut, how[2],
+                is_first, is_last, how[0], again, held, masks, results, banks, blocks, shared[1],
             )  # fmt: skip
             _sum_positions(work, grads, windows, waiting)
 
 
-def _passes(
-    channels: int, each: int, tiles: list[list[Columns]], is_kept: bool
-) -> list[tuple[int, list[Columns]]]:
-    """The first of `each` channels of the gradient, and columns of the window, in order."""
+def _division(
+    out: nl.NkiTensor,
+    axes: tuple[WindowAxis, ...],
+    how: tuple[tuple[bool, bool], bool, bool, int],
+    groups: int,
+    turn: tuple[int, int, int],
+    shares_images: bool,
+) -> Division:
+    """Of `out[a, b, kernel]`, with the arguments of `_gradient`."""
+    pmax = nl.tile_size.pmax
+    keeps = how[0]
+    taps = out.shape[2]
+    chunks = (out.shape[0] + pmax - 1) // pmax
+    most_chunks = nl.tile_size.psum_bank_fmax // pmax
+    if turn[1] < turn[2] and chunks < turn[2]:
+        # The channels of the window for all cores.
+        most_chunks = max(1, (out.shape[1] + pmax * turn[2] - 1) // (pmax * turn[2]))
+    tiles = tiles_of_columns(columns_of_banks(out.shape[1] * groups, taps, most_chunks))
+    if how[1] and turn[1] >= turn[2]:
+        tiles = tiles_of_columns(columns_beside(out.shape[1] * groups))
+    is_split = how[1] and axes[0].block >= axes[0].out
+    if is_split:
+        widest = max(out.shape[0], out.shape[1] * groups)
+        is_split = splits_images(axes[0].out, axes[1].out * axes[2].out, widest, pmax)
+    # Where nothing is transposed twice, the banks of two passes share PSUM: the first ones are
+    # copied out while the others are in use. Else many channels meet the same transposes.
+    is_kept = keeps[0] and keeps[1]
+    # Small products of several groups take more banks for transposes.
+    sums = BANKS if groups == 1 else BANKS - 1
+    most = OVERLAPPING_BANKS if is_kept else sums
+    if shares_images and chunks * len(tiles[0]) <= sums:
+        # One pass for some columns, so that there are few exchanges.
+        most = sums
+    each = max(1, most // len(tiles[0])) * pmax if is_kept else most * pmax
+    if turn[2] > 1:
+        # Even shares.
+        pieces = (out.shape[0] + each - 1) // each
+        while turn[1] * len(tiles) * pieces % turn[2] > 0 and pieces < chunks:
+            pieces = pieces + 1
+        each = (chunks + pieces - 1) // pieces * pmax
+    width = tiles[0][0].chunks * tiles[0][0].lanes
+    is_cut = how[1] and not is_split
+    if is_cut:
+        both = min(each, out.shape[0]) + width
+        is_cut = cuts_last(axes[0].out, axes[0].block, axes[1].out * axes[2].out, both)
+    return Division(tiles, is_kept, most, each, is_split, is_cut)
+
+
+def _passes(channels: int, plan: Division) -> list[tuple[int, list[Columns]]]:
+    """The first of the channels of the gradient, and columns of the window, in order."""
     passes: list[tuple[int, list[Columns]]] = []
-    if is_kept:
-        for columns in tiles:
-            for first in range(0, channels, each):
+    if plan.is_kept:
+        for columns in plan.tiles:
+            for first in range(0, channels, plan.each):
                 passes.append((first, columns))
         return passes
-    for first in range(0, channels, each):
-        for columns in tiles:
+    for first in range(0, channels, plan.each):
+        for columns in plan.tiles:
             passes.append((first, columns))
     return passes
 

@@ -26,13 +26,13 @@ from trnx.nki_kernels.kernels.convolution._weight_host import (
     pattern,
     plan,
     reference,
-    samples,
     supports,
     turns_by_dma,
     windows_of,
 )
 from trnx.nki_kernels.kernels.convolution._weight_rows import weight_rows_kernel
 from trnx.nki_kernels.kernels.convolution._weight_rows_host import rows_plan
+from trnx.nki_kernels.kernels.convolution._weight_samples import samples
 from trnx.nki_kernels.kernels.convolution._weight_shares import (
     GRADIENT,
     IMAGES,
