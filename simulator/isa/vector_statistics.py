@@ -48,9 +48,11 @@ def _statistics(emit: Emit, value: torch.Tensor, out: torch.Tensor) -> None:
         emit.step(out[..., 1:].zero_)
         return
     mean, spread = out[..., 1:2], out[..., 2:]
+    # Side by side, where torch computes several at once.
     centred = emit.scratch(value.shape)
-    emit.step(torch.mean, value, 2, True, out=mean)
-    emit.step(torch.sub, value, mean, out=centred)
+    emit.step(centred.copy_, value)
+    emit.step(torch.mean, centred, 2, True, out=mean)
+    emit.step(centred.sub_, mean)
     emit.step(torch.mul, centred, centred, out=centred)
     emit.step(torch.sum, centred, 2, True, out=spread)
 

@@ -23,8 +23,8 @@ _OUTSIDE = {
     ("model", "kinds", "runs", "tolerance", "kernels"),
     [
         ("demo", ["inference"], [2], 1e-5, {"linear", "self_attention", "layer_norm", "embedding"}),
-        ("gpt2", ["inference"], [2], 1e-5, {"linear", "sdpa", "norm_linear", "embedding"}),
-        ("loaded", ["inference"], [2], 1e-5, {"linear", "sdpa", "norm_linear", "embedding"}),
+        ("gpt2", ["inference"], [2], 1e-5, {"linear", "sdpa", "layer_norm", "embedding"}),
+        ("loaded", ["inference"], [2], 1e-5, {"linear", "sdpa", "layer_norm", "embedding"}),
         ("llama", ["inference", "inference"], [1, 2], 1e-5, {"linear", "sdpa", "embedding"}),
         ("resnet", ["inference"], [2], 1e-5, {"linear"}),
         (

@@ -76,10 +76,13 @@ def test_values_that_are_not_finite_stay_in_their_sums(region: Build, cuts: Cuts
 
 
 def test_a_view_of_three_axes() -> None:
+    """Of each bank."""
     lines = interleaved_products("x", "bank", 128, 8, 4, ["n0", "n1", "n2"], ["add()"])
     assert lines == [
         "flat = x.reshape((p, n0, n1, n2))",
-        "goal = bank.reshape((128, n0, n2, 8)).permute((0, 3, 1, 2))",
+        "goal = bank",
+        "goal = goal.reshape((128, goal.shape[1], n0, n2, 8))",
+        "goal = goal.permute((0, 1, 4, 2, 3))",
         "for first in range(0, n1, 4):",
         "    many = min(4, n1 - first)",
         "    moving = flat[:, :, first : first + many].permute((0, 2, 1, 3))",

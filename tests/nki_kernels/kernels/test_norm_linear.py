@@ -79,7 +79,9 @@ def test_a_layer_norm(columns: Any, dtype: torch.dtype, lnc: int) -> None:
     model.norm = nn.LayerNorm(300)
     nn.init.uniform_(model.norm.bias)
     x = torch.randn(2, 3, 300)
-    assert compiled_kernels(model.to(dtype), x.to(dtype), lnc=lnc) == ["norm_linear"]
+    # Whether or not a layer norm and a product apart are faster, here and below.
+    found = compiled_kernels(model.to(dtype), x.to(dtype), lnc=lnc, select="legal")
+    assert found == ["norm_linear"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -91,7 +93,7 @@ def test_errors_of_rows_that_cancel_are_those_of_eager(dtype: torch.dtype, seed:
     x = (torch.randn(6, 300) + 5.0).to(dtype)
     x[0, 0], x[1] = 1e3, x[1] + 100.0
     with torch.no_grad(), trnx.collect_reports() as reports:
-        found = torch.compile(model, backend="trnx")(x)[0]
+        found = torch.compile(model, backend="trnx", options={"select": "legal"})(x)[0]
         wanted = model(x)[0]
         exact = model.double()(x.double())[0]
     assert [region.kernel for report in reports for region in report.regions] == ["norm_linear"]
@@ -115,7 +117,7 @@ def test_an_activation_behind_the_product(norm: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = Activated(256, 640, bias=True)
     model.norm = norm(256)
-    assert compiled_kernels(model, torch.randn(3, 256)) == ["norm_linear"]
+    assert compiled_kernels(model, torch.randn(3, 256), select="legal") == ["norm_linear"]
 
 
 def test_rows_of_a_layer_norm_that_are_not_finite() -> None:
@@ -124,7 +126,7 @@ def test_rows_of_a_layer_norm_that_are_not_finite() -> None:
     model.norm = nn.LayerNorm(200)
     x = torch.randn(5, 200)
     x[0, 3], x[1, 7], x[3] = math.nan, math.inf, 2.0
-    assert compiled_kernels(model, x) == ["norm_linear"]
+    assert compiled_kernels(model, x, select="legal") == ["norm_linear"]
 
 
 class LlamaNorm(nn.Module):
