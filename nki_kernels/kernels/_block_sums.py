@@ -6,7 +6,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._rows import store_late
+from trnx.nki_kernels.kernels._transfers import store_late
 
 
 def add_up(sums: nl.NkiTensor, data: nl.NkiTensor, factors: nl.NkiTensor, is_started: bool) -> None:

@@ -14,7 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import is_first, is_last, sum_of_parts
-from trnx.nki_kernels.kernels._rows import store_late
+from trnx.nki_kernels.kernels._transfers import store_late
 
 _QUARTERS = 4  # of TensorE's array
 _WIDTH = 32  # columns of one

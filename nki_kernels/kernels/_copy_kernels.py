@@ -9,6 +9,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import is_first, share_of
+from trnx.nki_kernels.kernels._transfers import transfer
 
 Pattern = tuple[tuple[int, int], ...]  # (stride, count) of each dimension, outermost first
 
@@ -40,11 +41,9 @@ def copy_kernel(
 ) -> nl.NkiTensor:
     """The result of `shape`. `copies`: (operand, its offset, its pattern, offset and pattern of the
     result); `fills`: (offset, pattern, the pattern of the constant); `filling`: how many elements
-    make the constant, and the numbers that it has in turns. `is_static`: descriptors of the copies
-    are made before the run, so that none waits while DGE makes those of the one before, about
-    600 ns (nki-dge.rst). `cores` share each copy; the first has the fills.
+    make the constant, and the numbers that it has in turns. `is_static`, of the copies, as in
+    `transfer`. `cores` share each copy; the first has the fills.
     """
-    mode = nisa.dge_mode.none if is_static else nisa.dge_mode.unknown
     sources = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)  # type: Any
     out = nl.ndarray(shape, dtype=x0.dtype, buffer=nl.shared_hbm)
     for index, start, pattern, place, goal in copies:
@@ -55,7 +54,7 @@ def copy_kernel(
             there = ((goal[0][0], end - first),) + goal[1:]
             source = sources[index].ap(pattern=here, offset=start + first * pattern[0][0])
             target = out.ap(pattern=there, offset=place + first * goal[0][0])
-            nisa.dma_copy(dst=target, src=source, dge_mode=mode)
+            transfer(target, source, is_static)
     if len(fills) > 0 and is_first():
         longest, turns = filling[0], len(filling) - 1
         tile = nl.ndarray((1, longest), dtype=x0.dtype, buffer=nl.sbuf)
@@ -66,7 +65,7 @@ def copy_kernel(
         nisa.dma_copy(dst=constant, src=tile)
         for place, goal, pattern in fills:
             target = out.ap(pattern=goal, offset=place)
-            nisa.dma_copy(dst=target, src=constant.ap(pattern=pattern), dge_mode=mode)
+            transfer(target, constant.ap(pattern=pattern), is_static)
     return out
 
 

@@ -17,7 +17,8 @@ from trnx.nki_kernels.kernels._column_sums import (
     new_sums,
     ones_of,
 )
-from trnx.nki_kernels.kernels._rows import load_aside, load_vector
+from trnx.nki_kernels.kernels._rows import load_vector
+from trnx.nki_kernels.kernels._transfers import load_aside
 
 # Tiles whose means and rstds one DMA loads: 256 bytes of a partition each.
 _TILES_TOGETHER = 64

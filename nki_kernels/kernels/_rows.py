@@ -12,6 +12,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._transfers import transfer
 from trnx.simulator.hardware import Hardware
 
 # From this many elements per partition on, the fixed cost of an instruction does not matter.
@@ -20,7 +21,7 @@ _ENOUGH_ELEMENTS = 2048
 WIDE = 40
 # So many tiles at least, where there are rows for them: the first and the last one overlap with
 # nothing.
-TILES = 4
+_TILES = 4
 
 
 def run_of(columns: int, hw: Hardware, row_bytes: int, vector_bytes: int) -> int:
@@ -52,19 +53,11 @@ def load_rows(
     x: nl.NkiTensor, start: int, partitions: int, run: int, is_static: bool = False
 ) -> nl.NkiTensor:
     """Rows `start` to `start + partitions * run` of `x[rows, columns]` as a tile; `is_static` as in
-    `move`."""
+    `transfer`."""
     columns = x.shape[1]
     tile = nl.ndarray((partitions, run, columns), dtype=x.dtype, buffer=nl.sbuf)
-    move(tile, rows_of(x, start, partitions, run), is_static)
+    transfer(tile, rows_of(x, start, partitions, run), is_static)
     return tile
-
-
-def move(dst: nl.NkiTensor, src: nl.NkiTensor, is_static: bool) -> None:
-    """Copy by DMA; where it `is_static`, with descriptors that are made before the run
-    (`nki_kernels/descriptors.py`)."""
-    nisa.dma_copy(
-        dst=dst, src=src, dge_mode=nisa.dge_mode.none if is_static else nisa.dge_mode.unknown
-    )
 
 
 def rows_of(x: nl.NkiTensor, start: int, partitions: int, run: int) -> nl.NkiTensor:
@@ -73,28 +66,12 @@ def rows_of(x: nl.NkiTensor, start: int, partitions: int, run: int) -> nl.NkiTen
 
 
 def load_vector(vector: nl.NkiTensor, is_static: bool = False) -> nl.NkiTensor:
-    """`vector[columns]` in every partition; `is_static` as in `move`."""
+    """`vector[columns]` in every partition; `is_static` as in `transfer`."""
     columns = vector.size
     tile = nl.ndarray((nl.tile_size.pmax, columns), dtype=vector.dtype, buffer=nl.sbuf)
     row = vector.reshape((1, columns))
-    move(tile, row.broadcast(0, nl.tile_size.pmax), is_static)
+    transfer(tile, row.broadcast(0, nl.tile_size.pmax), is_static)
     return tile
-
-
-def load_aside(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
-    """By the queue of stores, so that the rows behind it need not wait for it."""
-    if nisa.get_nc_version() == nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src)
-    else:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
-
-
-def store_late(dst: nl.NkiTensor, src: nl.NkiTensor) -> None:
-    """By the queue of loads, which are done, so that it need not wait for the last rows."""
-    if nisa.get_nc_version() == nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src)
-    else:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
 
 
 def offset_vector(tile: nl.NkiTensor, offset: float) -> nl.NkiTensor:
@@ -127,7 +104,7 @@ def over_columns(per_row: nl.NkiTensor, tile: nl.NkiTensor) -> nl.NkiTensor:
 def fold_of(run: int, rows: int, hw: Hardware) -> int:
     """`run` rows per partition, or fewer where there are so few `rows` that each core would have
     few tiles."""
-    return max(1, min(run, rows // (hw.partitions * hw.cores * TILES)))
+    return max(1, min(run, rows // (hw.partitions * hw.cores * _TILES)))
 
 
 def by_row(tile: nl.NkiTensor) -> bool:

@@ -8,7 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._identity import identity_of
-from trnx.nki_kernels.kernels._rows import load_aside
+from trnx.nki_kernels.kernels._transfers import load_aside
 
 
 class Parameters(NamedTuple):

@@ -23,7 +23,8 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._half_rows import HalfRows
 from trnx.nki_kernels.kernels._identity import fill_diagonals, identity_of
 from trnx.nki_kernels.kernels._long_rows import store_statistics
-from trnx.nki_kernels.kernels._rows import load_aside, rows_of
+from trnx.nki_kernels.kernels._rows import rows_of
+from trnx.nki_kernels.kernels._transfers import load_aside
 from trnx.nki_kernels.kernels._turned_statistics import (
     Chunk,
     add_squares,

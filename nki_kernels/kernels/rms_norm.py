@@ -29,7 +29,6 @@ from trnx.nki_kernels.kernels._rows import (
     fold_of,
     load_rows,
     load_vector,
-    move,
     offset_vector,
     rows_of,
     run_of,
@@ -37,6 +36,7 @@ from trnx.nki_kernels.kernels._rows import (
     sum_of_squares,
 )
 from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels._transfers import transfer
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -60,7 +60,7 @@ def rms_norm_kernel(
     cores: int = 1,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
     """x and residual `[..., D]`, weight `[D]` -> the same shape and dtype, and the sum if wanted;
-    `fold` rows per partition; `is_static` as in `move`; `cores` share the rows.
+    `fold` rows per partition; `is_static` as in `transfer`; `cores` share the rows.
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm) if returns_sum else None
@@ -83,7 +83,7 @@ def rms_norm_kernel(
             data = add_rows(data, other)
         if total is not None:
             summed = rows_of(total.reshape((rows, columns)), done, partitions, run)
-            move(summed, data, is_static)
+            transfer(summed, data, is_static)
         rstd = _inverse_root(data, epsilon)
         # The sum of the next tile comes before this tile's result, so that VectorE need not wait.
         if len(started) > 0:
@@ -119,7 +119,7 @@ def _finish(
     target, data, rstd = tile
     result = nl.ndarray(data.shape, dtype=target.dtype, buffer=nl.sbuf)
     scale_rows(result, data, rstd, weights, rounds)
-    move(target, result, is_static)
+    transfer(target, result, is_static)
 
 
 def _run(b: Bindings, hw: Hardware) -> int:

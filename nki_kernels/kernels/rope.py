@@ -35,7 +35,7 @@ from trnx.nki_kernels.kernels._rope_products import (
     new_checks,
     repairs,
 )
-from trnx.nki_kernels.kernels._rows import move
+from trnx.nki_kernels.kernels._transfers import transfer
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -65,8 +65,8 @@ def rope_kernel(
 ) -> nl.NkiTensor:
     """x, cos and sin -> the sum, of x's shape. Of x as four dims, `dims` are the one that is looped
     over, the one with `heads` elements in a tile, and the one with `fold` elements in a partition.
-    `by_products`: TensorE adds, and what is not finite is computed again. `is_static` as in `move`.
-    `cores` share the positions.
+    `by_products`: TensorE adds, and what is not finite is computed again. `is_static` as in
+    `transfer`. `cores` share the positions.
     """
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     source, target = _arranged(x, dims), _arranged(out, dims)
@@ -161,7 +161,7 @@ def _load(source: nl.NkiTensor, place: Place, is_static: bool) -> nl.NkiTensor:
     """A tile of x, `[partitions, heads, run, D]`."""
     shape = (place.partitions, place.heads, place.run, source.shape[3])
     data = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
-    move(data, _tile_of(source, place), is_static)
+    transfer(data, _tile_of(source, place), is_static)
     return data
 
 
@@ -195,7 +195,7 @@ def _load_factors(
         else:
             rows = rows.expand_dim(1).broadcast(0, partitions).broadcast(1, run)
         tile = nl.ndarray((partitions, run, columns), dtype=table.dtype, buffer=nl.sbuf)
-        move(tile, rows, is_static)
+        transfer(tile, rows, is_static)
         tiles.append(tile)
     half = tiles[1][:, :, 0 : tiles[1].shape[2] // 2]
     nisa.activation(dst=half, op=nl.copy, data=half, scale=-1.0)
@@ -244,11 +244,11 @@ def _add(
         turned = products.turned[0][1]
         engine = nisa.engine.gpsimd if number % _ON_GPSIMD == 0 else nisa.engine.vector
         nisa.tensor_tensor(dst=straight, data1=straight, data2=turned, op=nl.add, engine=engine)
-        move(target, straight, is_static)
+        transfer(target, straight, is_static)
         return
     result = nl.ndarray(straight.shape, dtype=straight.dtype, buffer=nl.sbuf)
     add_by_products(result, products, checks)
-    move(target, result, is_static)
+    transfer(target, result, is_static)
 
 
 def _as_four(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -33,11 +33,11 @@ from trnx.nki_kernels.kernels._rows import (
     combine_rows,
     fold_of,
     load_rows,
-    move,
     rows_of,
     run_of,
 )
 from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels._transfers import transfer
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
 from trnx.simulator.errors import Reject
@@ -66,7 +66,7 @@ def softmax_kernel(
 
     The results of `group` tiles are computed while the next ones are reduced. `is_kept`: the pieces
     of a row that must be cut stay in SBUF, else they are read again. `is_static`, of rows that need
-    not be cut, as in `move`. `cores` share the rows.
+    not be cut, as in `transfer`. `cores` share the rows.
     """
     dtype = nl.float32 if to_float32 else x.dtype
     out = nl.ndarray(x.shape, dtype=dtype, buffer=nl.shared_hbm)
@@ -143,7 +143,7 @@ def _finish(
             _shift(result, data, lowest, scales[:, i])
         else:
             combine_rows(result, weights, scales[:, i], nl.multiply)
-        move(target, result, is_static)
+        transfer(target, result, is_static)
 
 
 def _per_row(data: nl.NkiTensor) -> nl.NkiTensor:

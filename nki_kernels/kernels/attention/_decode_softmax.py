@@ -11,6 +11,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._transfers import store_late
 from trnx.nki_kernels.kernels.attention._decode import (
     PIECE,
     DecodeProblem,
@@ -21,7 +22,7 @@ from trnx.nki_kernels.kernels.attention._decode import (
     score_piece,
     turn_piece,
 )
-from trnx.nki_kernels.kernels.attention._heads import column, store_late
+from trnx.nki_kernels.kernels.attention._heads import column
 from trnx.nki_kernels.kernels.attention._masks import CLAMP_FALSE, CLAMP_FLOAT
 
 # The sum of a row that attends to anything is at least 1; this keeps the others finite.

@@ -20,6 +20,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._identity import identity_of, triangle
+from trnx.nki_kernels.kernels._transfers import store_late
 from trnx.nki_kernels.kernels.attention._direct_diagonal import (
     PAIR_COLUMNS,
     combine_pair,
@@ -28,7 +29,6 @@ from trnx.nki_kernels.kernels.attention._direct_diagonal import (
     raise_values,
     score_pair,
 )
-from trnx.nki_kernels.kernels.attention._heads import store_late
 from trnx.nki_kernels.kernels.attention._long import together
 
 # Added to all scaled scores: -24 log(2). Sums of weights from 2^-60 to 2^60 are those of rows whose

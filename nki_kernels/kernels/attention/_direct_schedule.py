@@ -10,6 +10,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._repairs import repairs_of
 from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels._transfers import store_late
 from trnx.nki_kernels.kernels._warm_up import warm_operand, warm_up
 from trnx.nki_kernels.kernels.attention._direct import (
     SHIFT,
@@ -29,7 +30,6 @@ from trnx.nki_kernels.kernels.attention._direct_chunks import chunks_of
 from trnx.nki_kernels.kernels.attention._direct_diagonal import is_paired
 from trnx.nki_kernels.kernels.attention._direct_loads import PART, load_group, load_spans
 from trnx.nki_kernels.kernels.attention._forward_rows import forward_places
-from trnx.nki_kernels.kernels.attention._heads import store_late
 from trnx.nki_kernels.kernels.attention._long import GROUP, LongOutputs, long_problem
 from trnx.nki_kernels.kernels.attention._long_schedule import (
     Place,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._rows import move
+from trnx.nki_kernels.kernels._transfers import transfer
 from trnx.nki_kernels.kernels.attention._heads import (
     column,
     combine_turned,
@@ -55,7 +55,7 @@ _MANY_KEYS = 128
 class Problem(NamedTuple):
     """What the kernel computes, and how: `group` query heads share a key head; keys come in
     tiles of `tile`; `resident`: they stay in SBUF while queries stream by. `scales_exactly`: the
-    product of a score and `scale` is not rounded. `is_static`: as in `move`."""
+    product of a score and `scale` is not rounded. `is_static`: as in `transfer`."""
 
     masks: Masks
     dropout: nl.NkiTensor | None
@@ -335,7 +335,7 @@ def _store_rows(p: Problem, outputs: Outputs, state: State, chunk: Chunk, row: i
         nisa.tensor_tensor(
             dst=result, data1=state.product, data2=column(inverse, width), op=nl.multiply
         )
-    move(head_rows(out, chunk, row, rows), split_heads(result, chunk), p.is_static)
+    transfer(head_rows(out, chunk, row, rows), split_heads(result, chunk), p.is_static)
     add_sums(outputs.logs, RowSums(state.total, state.negmax, chunk, row))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._rows import move
+from trnx.nki_kernels.kernels._transfers import transfer
 from trnx.nki_kernels.kernels.attention._layout import (
     Chunk,
     HeadLayout,
@@ -27,14 +27,14 @@ def load_heads(
     is_static: bool = False,
 ) -> nl.NkiTensor:
     """Rows `row ..` of the chunk's heads: `[rows, heads, width]`, zero-padded for `layout`;
-    `is_static` as in `move`, here and below."""
+    `is_static` as in `transfer`, here and below."""
     heads = groups_of(layout, chunk.pairs) * layout.slots // layout.cuts
     width = layout.pitch * layout.cuts
     tile = nl.ndarray((rows, heads, width), dtype=x.dtype, buffer=nl.sbuf)
     if heads != chunk.pairs or width != layout.size:
         nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
     dst = tile[:, 0 : chunk.pairs, 0 : layout.size]
-    move(split_heads(dst, chunk), head_rows(x, chunk, row, rows), is_static)
+    transfer(split_heads(dst, chunk), head_rows(x, chunk, row, rows), is_static)
     return tile
 
 
@@ -50,7 +50,7 @@ def load_slotted(
         heads = (chunk.heads - slot + keys.slots - 1) // keys.slots
         src = heads_of(x, chunk)[:, slot : chunk.heads : keys.slots].permute((2, 0, 1, 3))
         first = slot * keys.pitch
-        move(tile[first : first + rows, :, 0:heads, :], src, is_static)
+        transfer(tile[first : first + rows, :, 0:heads, :], src, is_static)
     return tile.reshape((keys.partitions, chunk.batches * groups, x.shape[3]))
 
 
@@ -69,7 +69,7 @@ def load_packed(
     if heads != chunk.heads or width != layout.size:
         nisa.memset(dst=tile, value=0, engine=nisa.engine.gpsimd)
     src = heads_of(x, chunk).permute((0, 2, 1, 3))
-    move(tile[:, 0 : chunk.heads, 0 : layout.size], src, is_static)
+    transfer(tile[:, 0 : chunk.heads, 0 : layout.size], src, is_static)
     dst = nl.ndarray((layout.partitions, groups, rows), dtype=x.dtype, buffer=nl.sbuf)
     transpose_heads(dst, tile, layout)
     return dst
@@ -307,14 +307,6 @@ def load_blocks(
         count = min(nl.tile_size.pmax, rows - start)
         tiles.append(load_heads(x, chunk, row + start, count, plain, is_static))
     return tiles
-
-
-def store_late(dst: nl.NkiTensor, src: nl.NkiTensor, final: bool) -> None:
-    """Store; `final`: from the queue of loads, which are done, so that nothing is ahead of it."""
-    if final and nisa.get_nc_version() != nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
-    else:
-        nisa.dma_copy(dst=dst, src=src)
 
 
 def column(vector: nl.NkiTensor, cols: int) -> nl.NkiTensor:

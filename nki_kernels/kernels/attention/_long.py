@@ -21,7 +21,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels.attention._heads import store_late
+from trnx.nki_kernels.kernels._transfers import store_late
 from trnx.nki_kernels.kernels.attention._long_keys import KeyHead, key_span
 from trnx.nki_kernels.kernels.attention._masks import CLAMP_FALSE
 

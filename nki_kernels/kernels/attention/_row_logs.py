@@ -13,7 +13,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._scalar_table import load_table
-from trnx.nki_kernels.kernels.attention._heads import store_late
+from trnx.nki_kernels.kernels._transfers import store_late
 from trnx.nki_kernels.kernels.attention._layout import Chunk, heads_of, span_of, split_heads
 
 # The sum of a row that attends to anything is at least 1; this keeps the others finite.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from trnx.nki_kernels.kernels._transfers import load_aside, store_late, transfer
 from trnx.nki_kernels.kernels.convolution._plan import Block, Plan, blocks_of
 
 # Bytes of a partition (as float32) that are worth a transfer of their own.
@@ -197,22 +198,18 @@ def load(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool, is_static: bool)
     """`dst` <- `src`, by the ring of stores where it `is_beside` other loads; where it `is_static`
     by descriptors that are made before the run, whose trigger takes a ring no time to speak of.
     """
-    if is_static:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
-    elif is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    if is_beside and not is_static:
+        load_aside(dst, src)
     else:
-        nisa.dma_copy(dst=dst, src=src)
+        transfer(dst, src, is_static)
 
 
 def store(dst: nl.NkiTensor, src: nl.NkiTensor, is_beside: bool, is_static: bool) -> None:
     """`dst` <- `src`, by the ring of loads where it `is_beside` other stores; as `load`."""
-    if is_static:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.none)
-    elif is_beside and nisa.get_nc_version() != nisa.nc_version.gen2:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+    if is_beside and not is_static:
+        store_late(dst, src)
     else:
-        nisa.dma_copy(dst=dst, src=src)
+        transfer(dst, src, is_static)
 
 
 def place_of(channels: int, turn: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from trnx.nki_kernels.spec import Sample
 
 # `_sample` of a generator.
-_Draw = Callable[..., Sample]
+Draw = Callable[..., Sample]
 _BF16, _HALF = torch.bfloat16, torch.float16
 _UP: dict[str, Any] = {"transposed": True}
 
@@ -26,6 +26,16 @@ def samples(generator: torch.Generator) -> Iterator[Sample]:
         yield from some(sample)
 
 
+def arguments_of(dims: int, more: dict[str, Any]) -> dict[str, Any]:
+    """Those of a convolution of so many dimensions: `more`, of which a list of one is for each
+    dimension alike, and defaults."""
+    plain: dict[str, Any] = {
+        "stride": [1], "padding": [0], "dilation": [1], "transposed": False,
+        "output_padding": [0], "groups": 1,
+    } | more  # fmt: skip
+    return {k: v * dims if isinstance(v, list) and len(v) == 1 else v for k, v in plain.items()}
+
+
 def _sample(
     generator: torch.Generator,
     note: str,
@@ -37,20 +47,13 @@ def _sample(
     norm: bool = False,
     **more: Any,
 ) -> Sample:
-    """Tensors of these sizes; `more`: arguments of the convolution, those that are a list of one
-    for each dimension alike."""
+    """Tensors of these sizes; `more` as in `arguments_of`."""
 
     def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
     dims = len(x) - 2
-    plain: dict[str, Any] = {
-        "stride": [1], "padding": [0], "dilation": [1], "transposed": False,
-        "output_padding": [0], "groups": 1,
-    } | more  # fmt: skip
-    how: dict[str, Any] = {
-        k: v * dims if isinstance(v, list) and len(v) == 1 else v for k, v in plain.items()
-    }
+    how = arguments_of(dims, more)
     out: int = weight[1] * how["groups"] if how["transposed"] else weight[0]
     vector = values(out, dtype=dtype) if norm else None  # of a batch norm
     given = {
@@ -71,7 +74,7 @@ def _sample(
     return Sample(given | how, note, 4e-7 * math.sqrt(depth))
 
 
-def _sizes(sample: _Draw) -> Iterator[Sample]:
+def _sizes(sample: Draw) -> Iterator[Sample]:
     """Ragged sizes."""
     for size in (1, 2, 127, 128, 129):
         yield sample(f"{size} channels", (1, size, 6, 5), (3, size, 3, 3), padding=[1], bias=True)
@@ -81,7 +84,7 @@ def _sizes(sample: _Draw) -> Iterator[Sample]:
     yield sample("many planes", (70, 66, 3, 4), (5, 66, 2, 2))
 
 
-def _pointwise(sample: _Draw) -> Iterator[Sample]:
+def _pointwise(sample: Draw) -> Iterator[Sample]:
     """Kernels of one element."""
     yield sample("1x1", (2, 130, 7, 9), (140, 130, 1, 1), bias=True)
     # A last chunk of few channels, whose blocks take turns at the partitions.
@@ -102,7 +105,7 @@ def _pointwise(sample: _Draw) -> Iterator[Sample]:
     yield sample("transposed 1x1, 144 channels", (3, 144, 9, 5), (144, 7, 1, 1), transposed=True)
 
 
-def _windows(sample: _Draw) -> Iterator[Sample]:
+def _windows(sample: Draw) -> Iterator[Sample]:
     """Steps, padding and dilation, few channels, one and three dimensions, groups."""
     yield sample("stride", (2, 66, 9, 11), (6, 66, 3, 3), stride=[2], padding=[1])
     yield sample("stem", (2, 3, 21, 20), (8, 3, 7, 7), stride=[2], padding=[3])
@@ -122,7 +125,7 @@ def _windows(sample: _Draw) -> Iterator[Sample]:
     yield sample("groups of 2", (1, 12, 6, 5), (18, 2, 3, 3), padding=[1], groups=6, bias=True)
 
 
-def _depthwise(sample: _Draw) -> Iterator[Sample]:
+def _depthwise(sample: Draw) -> Iterator[Sample]:
     """A channel a group."""
     deep: dict[str, Any] = {"padding": [1], "bias": True}
     yield sample("depthwise", (3, 50, 6, 5), (50, 1, 3, 3), groups=50, **deep)
@@ -149,7 +152,7 @@ def _depthwise(sample: _Draw) -> Iterator[Sample]:
                  dilation=[2, 3], padding=[3, 1])  # fmt: skip
 
 
-def _transposed(sample: _Draw) -> Iterator[Sample]:
+def _transposed(sample: Draw) -> Iterator[Sample]:
     """Transposed, with kernel rows that are folded."""
     yield sample("transposed", (2, 66, 5, 6), (66, 7, 3, 3), stride=[2], padding=[1], bias=True,
                  output_padding=[1], **_UP)  # fmt: skip
@@ -172,7 +175,7 @@ def _transposed(sample: _Draw) -> Iterator[Sample]:
                  padding=[1], groups=3, **_UP)  # fmt: skip
 
 
-def _shared_columns(sample: _Draw) -> Iterator[Sample]:
+def _shared_columns(sample: Draw) -> Iterator[Sample]:
     """Blocks that share the columns of the array."""
     yield sample("images of few rows, folded", (3, 4, 9, 130), (130, 4, 3, 3), _BF16, padding=[1])
     # Few output channels: blocks share the columns of the array and the partitions of a bank.
@@ -204,7 +207,7 @@ def _shared_columns(sample: _Draw) -> Iterator[Sample]:
                  padding=[1])  # fmt: skip
 
 
-def _gaps(sample: _Draw) -> Iterator[Sample]:
+def _gaps(sample: Draw) -> Iterator[Sample]:
     """Transposed, with phases that no kernel position reaches, and groups."""
     yield sample("transposed 1x1, gaps", (2, 129, 5, 3), (129, 7, 1, 1), _BF16, stride=[3, 2],
                  padding=[1], output_padding=[1], **_UP)  # fmt: skip
@@ -231,7 +234,7 @@ def _gaps(sample: _Draw) -> Iterator[Sample]:
                  stride=[3, 2], bias=True, **_UP)  # fmt: skip
 
 
-def _epilogues(sample: _Draw) -> Iterator[Sample]:
+def _epilogues(sample: Draw) -> Iterator[Sample]:
     """Activations, residuals and batch norms."""
     case = ((2, 20, 7, 6), (33, 20, 3, 3))
     for activation in ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "sigmoid"):

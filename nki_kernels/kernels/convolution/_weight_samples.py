@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
+from trnx.nki_kernels.kernels.convolution._samples import Draw, arguments_of
 from trnx.nki_kernels.kernels.convolution._windows import Window, output_size
 from trnx.nki_kernels.spec import Sample
 
-# `_sample` of a generator.
-_Draw = Callable[..., Sample]
 _SHORT: dict[str, Any] = {"dtype": torch.bfloat16}
 
 
@@ -32,13 +31,10 @@ def _sample(
     dtype: torch.dtype = torch.float32,
     **more: Any,
 ) -> Sample:
-    """Tensors of these sizes, `weight` that of the gradient; `more`: arguments of the
-    convolution."""
+    """Tensors of these sizes, `weight` that of the gradient; `more` as in
+    `arguments_of`."""
     dims = len(x) - 2
-    how: dict[str, Any] = {
-        "stride": [1] * dims, "padding": [0] * dims, "dilation": [1] * dims,
-        "transposed": False, "output_padding": [0] * dims, "groups": 1,
-    } | more  # fmt: skip
+    how = arguments_of(dims, more)
     out = [
         output_size(
             Window(x[2 + i], 0, weight[2 + i], how["stride"][i], how["padding"][i],
@@ -58,7 +54,7 @@ def _sample(
     return Sample(tensors | {"bias_sizes": None} | how, note, error)
 
 
-def _pointwise(sample: _Draw) -> Iterator[Sample]:
+def _pointwise(sample: Draw) -> Iterator[Sample]:
     """Ragged sizes, and kernels of one element."""
     for size in (1, 2, 127, 128, 129):
         yield sample(f"{size} channels", (1, size, 5, 6), (3, size, 3, 3), padding=[1, 1])
@@ -88,7 +84,7 @@ def _pointwise(sample: _Draw) -> Iterator[Sample]:
     yield sample("1d, 1 wide, 2 bytes", (3, 20, 300), (9, 20, 1), **_SHORT)
 
 
-def _wide(sample: _Draw) -> Iterator[Sample]:
+def _wide(sample: Draw) -> Iterator[Sample]:
     """Wide images."""
     # Rows of images that are contracted as they are; the window has more channels, or fewer.
     yield sample("stem of wide images", (3, 3, 40, 41), (130, 3, 7, 7), stride=[2, 2],
@@ -106,7 +102,7 @@ def _wide(sample: _Draw) -> Iterator[Sample]:
                  transposed=True)  # fmt: skip
 
 
-def _windows(sample: _Draw) -> Iterator[Sample]:
+def _windows(sample: Draw) -> Iterator[Sample]:
     """Steps, padding and dilation, one and three dimensions, transposed ones, groups."""
     yield sample("513 columns", (1, 2, 2, 513), (3, 2, 1, 3))
     yield sample("many planes", (40, 66, 3, 4), (5, 66, 2, 2))
@@ -126,7 +122,7 @@ def _windows(sample: _Draw) -> Iterator[Sample]:
     yield sample("depthwise", (2, 129, 6, 5), (129, 1, 3, 3), groups=129, padding=[1, 1])
 
 
-def _strips(sample: _Draw) -> Iterator[Sample]:
+def _strips(sample: Draw) -> Iterator[Sample]:
     """A channel or two a group."""
     # Strips of rows are contracted as they are.
     for size in (32, 127, 129):
