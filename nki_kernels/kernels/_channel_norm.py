@@ -7,6 +7,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
+from trnx.nki_kernels.kernels._scalar_table import early_epsilon
 
 PIECE = 2048  # elements of one load per partition: 8 KiB of float32
 
@@ -43,8 +44,7 @@ def channel_norm_kernel(
     rstd = nl.ndarray(stats_shape, dtype=stats_dtype, buffer=nl.shared_hbm)
     source = x.reshape((images, channels, length)).permute((1, 0, 2))
     result = out.reshape((images, channels, length)).permute((1, 0, 2))
-    epsilon = nl.ndarray((pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
+    epsilon = early_epsilon(eps)
     lanes = pmax // group * group
     moved = []  # the running statistics as they are after this
     if running_mean is not None:

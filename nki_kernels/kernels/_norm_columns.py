@@ -75,20 +75,19 @@ def scaled(
     bias: nl.NkiTensor | None,
     dtype: object,
     depth: int,
-    eps: float,
+    epsilon: nl.NkiTensor,
     rounds: bool,
 ) -> nl.NkiTensor:
-    """`data / sqrt(mean(data^2) + eps) * weight + bias` in `dtype`; vectors `[128, chunks, 1]`.
-    What the weight multiplies is rounded first where it `rounds`.
+    """`data / sqrt(mean(data^2) + epsilon) * weight + bias` in `dtype`; vectors `[128, chunks, 1]`,
+    `epsilon[128, 1]`. What the weight multiplies is rounded first where it `rounds`.
     """
     partitions, chunks, rows = data.shape
     squares = nl.ndarray(data.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=squares, op=nl.square, data=data)
     total = _sums(squares)
-    epsilon = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
     rstd = nl.ndarray((partitions, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=rstd, op=nl.rsqrt, data=total, scale=1.0 / depth, bias=epsilon)
+    own = epsilon[0:partitions]
+    nisa.activation(dst=rstd, op=nl.rsqrt, data=total, scale=1.0 / depth, bias=own)
     over_chunks = rstd.expand_dim(1).broadcast(1, chunks)
     last = dtype if rounds or (weight is None and bias is None) else nl.float32
     result = nl.ndarray(data.shape, dtype=last, buffer=nl.sbuf)

@@ -31,7 +31,7 @@ from trnx.nki_kernels.kernels._rows import (
     sum_of_squares,
     tiles_of,
 )
-from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels._scalar_table import early_epsilon
 
 
 @nki.jit
@@ -59,9 +59,7 @@ def layer_norm_kernel(
     flat = x.reshape((rows, columns))
     other = residual.reshape((rows, columns)) if residual is not None else None
     flat_out = out.reshape((rows, columns))
-    epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
-    load_table(nl.rsqrt, epsilon[0:1])  # while others work
+    epsilon = early_epsilon(eps)
     done, end = share_of(rows, cores)
     if columns >= WIDE:
         starts = tiles_of(done, end, fold)

@@ -21,7 +21,7 @@ from trnx.nki_kernels.kernels._long_rows import (
     scale_and_shift,
     store_statistics,
 )
-from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels._scalar_table import early_epsilon
 
 # Percent of the columns that VectorE multiplies with the weight, and to which it adds the bias, as
 # GpSimd does with the rest; of the last tile, behind which it has nothing else to do.
@@ -101,9 +101,7 @@ def new_row_norm(
 ) -> RowNorm:
     """The norm of rows that gives `results`; `multiplies_bias`: TensorE has time for the bias of
     the product, which it adds in half precision alone."""
-    epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
-    load_table(nl.rsqrt, epsilon[0:1])  # while others work
+    epsilon = early_epsilon(eps)
     ones = None
     if multiplies_bias and results.out.dtype != nl.float32:
         ones = nl.ndarray((1, nl.tile_size.pmax), dtype=results.out.dtype, buffer=nl.sbuf)

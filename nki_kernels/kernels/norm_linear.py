@@ -44,6 +44,7 @@ from trnx.nki_kernels.kernels._projections import (
     weights_of,
 )
 from trnx.nki_kernels.kernels._rows import offset_vector
+from trnx.nki_kernels.kernels._scalar_table import early_epsilon
 from trnx.nki_kernels.kernels._streamed import product_of_rows
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -105,6 +106,7 @@ def norm_linear_kernel(
         parts.append(part)
         has_work = has_work or part[0] < part[1]
     if has_work:
+        epsilon = early_epsilon(eps)
         data = columns_of(MatmulOperand(segments_of(x, x_merged), x_layout), rows, depth)
         factor = None
         if norm_weight is not None:
@@ -116,7 +118,7 @@ def norm_linear_kernel(
             addend = columns_of(row, 1, depth)
         if centres:
             data = centred(data, depth)
-        data = scaled(data, factor, addend, x.dtype, depth, eps, rounds)
+        data = scaled(data, factor, addend, x.dtype, depth, epsilon, rounds)
         biases = [bias, bias_1, bias_2]
         for number in range(len(weights)):
             product_of_rows(

@@ -35,7 +35,7 @@ from trnx.nki_kernels.kernels._rows import (
     scale_rows,
     sum_of_squares,
 )
-from trnx.nki_kernels.kernels._scalar_table import load_table
+from trnx.nki_kernels.kernels._scalar_table import early_epsilon
 from trnx.nki_kernels.kernels._transfers import transfer
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample
@@ -69,9 +69,7 @@ def rms_norm_kernel(
     weights = None
     if weight is not None:
         weights = offset_vector(load_vector(weight, is_static), offset)
-    epsilon = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
-    load_table(nl.rsqrt, epsilon[0:1])  # while others work
+    epsilon = early_epsilon(eps)
     started = []  # type: list[tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]]
     done, end = share_of(rows, cores)
     while done < end:
