@@ -51,6 +51,10 @@ from torch._dynamo.utils import counters
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from suites.opinfo_samples import samples_of
+
 NKI_OPS_BAR = 380
 DTYPES = (torch.float32, torch.bool, torch.int64)
 SELECTS = ("profit", "legal")
@@ -132,7 +136,7 @@ def cases(op: Any, samples: int, mode: str = "forward") -> Iterator[Case]:
         def sample(index: int, special: str = "", dtype: torch.dtype = dtype) -> Any:
             torch.manual_seed(SEED)
             random.seed(SEED)
-            for i, found in enumerate(op.sample_inputs("cpu", dtype, requires_grad=backward)):
+            for i, found in enumerate(samples_of(op, dtype, requires_grad=backward)):
                 if i == index:
                     return (
                         found.transform(lambda x: _with_special(x, special)) if special else found

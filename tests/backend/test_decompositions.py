@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from suites.opinfo_samples import samples_of
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -101,7 +102,7 @@ def run_samples(
 
 def _samples(op: Any) -> Iterator[Any]:
     try:
-        yield from islice(op.sample_inputs("cpu", torch.float32, requires_grad=False), SAMPLES)
+        yield from islice(samples_of(op, torch.float32), SAMPLES)
     except RuntimeError:
         return  # the sample needs a library that torch was built without
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from suites.opinfo_samples import samples_of
 from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
@@ -82,7 +83,7 @@ def _copy(x: Any) -> Any:
 
 def _run(op: Any, dtype: torch.dtype, samples: int) -> None:
     grad = dtype.is_floating_point and op.supports_autograd
-    for i, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
+    for i, sample in enumerate(samples_of(op, dtype, requires_grad=grad)):
         if i >= samples:
             return
         out = op.op(sample.input, *sample.args, **sample.kwargs)
