@@ -30,7 +30,8 @@ class Filters(NamedTuple):
 class Given(NamedTuple):
     """The tensors as `[channels, planes, rows, columns]` in HBM, `weight[channels, positions]`;
     `diagonal[128, tile]` has a one in each row; `zeros[128, planes, shift, columns]`; `tile`:
-    columns of a tile; `shift`, `skew`: as above, or 0; `whole`, `apart`: filters of whole sides,
+    columns of a tile; `shift`, `skew`: as above, or 0; `doubles`: half of the
+    inputs are loaded twice; `whole`, `apart`: filters of whole sides,
     and of others.
     """
 
@@ -45,16 +46,19 @@ class Given(NamedTuple):
     tile: int
     shift: int
     skew: int
+    doubles: bool
     is_static: bool
     whole: list[Filters]
     apart: list[Filters]
 
 
-def given_of(tensors: Depthwise, axes: Axes, how: tuple[int, int, int], is_static: bool) -> Given:
-    """What all rounds are given; `how`: columns of a tile, `shift` and `skew`. The diagonal is not
-    there yet.
+def given_of(
+    tensors: Depthwise, axes: Axes, how: tuple[int, int, int, bool], is_static: bool
+) -> Given:
+    """What all rounds are given; `how`: columns of a tile, `shift`, `skew` and `doubles`. The
+    diagonal is not there yet.
     """
-    tile, shift, skew = how
+    tile, shift, skew, doubles = how
     residual = None
     if tensors.residual is not None:
         residual = volumes_of(tensors.residual, 1)[0]
@@ -68,7 +72,7 @@ def given_of(tensors: Depthwise, axes: Axes, how: tuple[int, int, int], is_stati
     diagonal = nl.ndarray((pmax, tile), dtype=weight.dtype, buffer=nl.sbuf)
     return Given(
         tensors, volumes_of(tensors.out, 1)[0], x, residual, weight, axes, diagonal, zeros, tile,
-        shift, skew, is_static, [], [],
+        shift, skew, doubles, is_static, [], [],
     )  # fmt: skip
 
 
@@ -103,7 +107,8 @@ def load_round(given: Given, sides: list[Side], turn: int) -> list[nl.NkiTensor]
     quadrants have the same input, those of odd sides have it loaded on the second one, so that all
     DMA engines, which serve some partitions each, have work. Some of the cells have it loaded on
     both, as copies take VectorE nearly as long as products take TensorE: half of them in the first
-    round (`turn` 0), whose products wait for the copies, and a quarter in others.
+    round (`turn` 0), whose products wait for the copies, or in all (`doubles`) where triggers take
+    no time; a quarter in others.
     """
     shift = given.shift
     tiles: list[nl.NkiTensor] = []
@@ -173,6 +178,8 @@ def _is_loaded_twice(given: Given, cell: Cell, where: tuple[int, int, int]) -> b
     stream, side, turn = where
     if not is_pair(given, cell):
         return False
+    if given.doubles and given.is_static:
+        return (stream + side // 2 + turn) % 2 == 0
     if turn == 0:
         return stream % 2 == 1
     half = side // 2 % 2

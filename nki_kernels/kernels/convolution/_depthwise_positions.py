@@ -44,10 +44,18 @@ def outputs_of(axes: Axes, block: Block) -> tuple[int, int, int]:
 
 
 def rounds_of(
-    axes: Axes, channels: int, images: tuple[int, int], lanes: int, streams: int, count: int
+    axes: Axes,
+    channels: int,
+    images: tuple[int, int],
+    lanes: int,
+    streams: int,
+    count: int,
+    is_small_first: bool,
 ) -> list[list[Side]]:
     """All cells of `images` (first, end), of `lanes` channels, `streams` a side, in rounds of up to
     `count` sides whose blocks have one size; of a round the last side alone may have fewer cells.
+    Those of small blocks come last, as their sums leave PSUM soon; but where it `is_small_first`
+    one of them is the first, as its inputs come soon.
     """
     alike: list[list[Block]] = []
     for block in blocks_of(axes):
@@ -63,8 +71,13 @@ def rounds_of(
     rounds: list[list[Side]] = []
     for blocks in alike:
         sides = _sides(channels, blocks, lanes, streams)
+        some: list[list[Side]] = []
         for begin in range(0, len(sides), count):
-            rounds.append(sides[begin : begin + count])
+            some.append(sides[begin : begin + count])
+        if is_small_first and len(rounds) > 0 and len(some) > 1:
+            rounds.insert(0, some[0])
+            some = some[1:]
+        rounds.extend(some)
     return rounds
 
 

@@ -69,6 +69,11 @@ from trnx.nki_kernels.kernels.convolution._product import zero
 
 # Products, at half rate: as long as DMA takes for the first weights and inputs.
 _WARM_UP = 22
+# The same where VectorE copies inputs before the first products.
+_WARM_UP_COPIES = 22
+# Sums of a partition that leave PSUM at once at the end, rather than in two pieces, each of which
+# has the start of an instruction.
+_FEW_SUMS = 288
 
 
 @nki.jit
@@ -90,6 +95,7 @@ def depthwise_product_kernel(
     tile: int,
     shift: int,
     skew: int,
+    doubles: bool,
     exact: tuple[tuple[int, ...], ...],
     has_images: bool,
     is_static: bool,
@@ -99,8 +105,8 @@ def depthwise_product_kernel(
     """As `depthwise_kernel`, of 1 or 2 dimensions, one output a channel. `numbers`: the axes of the
     products, planes being images; `tile`: columns of a tile of the array; `shift`: input rows
     between two kernel rows of a product, or 0; `skew`: kernel positions that a side is ahead of the
-    next one; `exact`: the axes of `convolve_channels`. `cores` share images, or channels of 2
-    dimensions.
+    next one; `doubles`: half of the inputs are loaded twice; `exact`: the axes of
+    `convolve_channels`. `cores` share images, or channels of 2 dimensions.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     axes = axes_of(numbers)
@@ -118,7 +124,7 @@ def depthwise_product_kernel(
         first, end = share_of(shape[0], cores, axes.planes.block)
     if first < end:
         for _ in nl.dynamic_range(
-            _convolve(given, axes, (tile, shift, skew), (first, end), is_static)
+            _convolve(given, axes, (tile, shift, skew, doubles), (first, end), is_static)
         ):
             _repair(given, exact, has_images, is_static, first, end)
     return out
@@ -166,18 +172,20 @@ def _repair(
 def _convolve(
     tensors: Depthwise,
     axes: Axes,
-    how: tuple[int, int, int],
+    how: tuple[int, int, int, bool],
     images: tuple[int, int],
     is_static: bool,
 ) -> object:
     """`images` (first, end) by products; a register: 0 where all sums are finite, else 1. `how`:
-    columns of a tile, `shift` and `skew`.
+    columns of a tile, `shift`, `skew` and `doubles`.
     """
     warm_up(_WARM_UP)
     given = given_of(tensors, axes, how, is_static)
     pmax = nl.tile_size.pmax
     streams, sides_of_round = pmax // rows_of_tile(given), pmax // given.tile
-    rounds = rounds_of(axes, tensors.groups, images, given.tile, streams, sides_of_round)
+    rounds = rounds_of(
+        axes, tensors.groups, images, given.tile, streams, sides_of_round, given.doubles
+    )
     columns = 0  # two for each bank, which may leave in two pieces
     for sides in rounds:
         banks = len(sides[0].cells)
@@ -239,11 +247,12 @@ def _convolve_round(
     # The last sums are stored piece by piece, so that few bytes are left at the end.
     is_early = is_last and given.is_static and are_dense(axes)
     for number in range(len(parts_of_block(axes, sides[0].cells[0].block))):
-        banks = _multiply(given, sides, tiles, number)
+        banks = _multiply(given, sides, tiles, number, is_last)
         where = _where_of_part(given, sides, number)
         pieces: list[list[Piece]] = []
         for bank in banks:
-            pieces.append(pieces_of(bank, where) if is_early else [Piece(bank, where)])
+            is_split = is_early and bank.size > _FEW_SUMS * bank.shape[0]
+            pieces.append(pieces_of(bank, where) if is_split else [Piece(bank, where)])
         for index in range(len(pieces[0])):
             for stream in range(streams):
                 piece = pieces[stream][index]
@@ -264,9 +273,11 @@ def _convolve_round(
 
 
 def _multiply(
-    given: Given, sides: list[Side], tiles: list[nl.NkiTensor], number: int
+    given: Given, sides: list[Side], tiles: list[nl.NkiTensor], number: int, is_last: bool
 ) -> list[nl.NkiTensor]:
-    """The sums of part `number` of each cell: a bank for each stream, with all sides."""
+    """The sums of part `number` of each cell: a bank for each stream, with all sides. Where it
+    `is_last`, and banks are small then, the first stream is done before the others.
+    """
     axes = given.axes
     part = parts_of_block(axes, sides[0].cells[0].block)[number]
     banks: list[nl.NkiTensor] = []
@@ -274,24 +285,30 @@ def _multiply(
         shape = (sides_with(sides, stream) * given.tile, part[0][2], part[1][2], part[2][2])
         banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
     most = 0
-    every: list[list[Taken | None]] = []
-    for one in sides:
-        for cell in one.cells:
+    order: list[tuple[int, int, list[Taken | None]]] = []
+    for side in range(len(sides)):
+        for stream in range(len(sides[side].cells)):
+            cell = sides[side].cells[stream]
             its = parts_of_block(axes, cell.block)[number]
-            every.append(taken_of(axes, its, given.shift if is_pair(given, cell) else 0))
-            most = max(most, len(every[-1]))
+            taken = taken_of(axes, its, given.shift if is_pair(given, cell) else 0)
+            order.append((side, stream, taken))
+            most = max(most, len(taken))
+    if is_last and given.doubles:
+        by_stream: list[tuple[int, int, list[Taken | None]]] = []
+        for stream in range(len(sides[0].cells)):
+            for one in order:
+                if one[1] == stream:
+                    by_stream.append(one)
+        order = by_stream
     # Neighbours use different tiles of the array, so that none waits for the one before it; the
     # first sides do not wait for the inputs of the last ones.
     for step in range(most + given.skew * (len(sides) - 1)):
-        index = 0
-        for side in range(len(sides)):
+        for side, stream, taken in order:
             turn = step - given.skew * side
-            for stream in range(len(sides[side].cells)):
-                if turn >= 0 and turn < len(every[index]):
-                    bank = banks[stream][nl.ds(side * given.tile, given.tile)]
-                    where = (side, stream, number)
-                    _multiply_taken(given, bank, sides, tiles, every[index][turn], where)
-                index = index + 1
+            if turn >= 0 and turn < len(taken):
+                bank = banks[stream][nl.ds(side * given.tile, given.tile)]
+                where = (side, stream, number)
+                _multiply_taken(given, bank, sides, tiles, taken[turn], where)
     return banks
 
 

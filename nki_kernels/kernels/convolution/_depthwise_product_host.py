@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
+from trnx.nki_kernels.kernels._blocking import float32_per_bank
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import is_depthwise
 from trnx.nki_kernels.kernels.convolution._geometry import (
     axis_numbers,
@@ -42,8 +44,13 @@ _MOST_OUTPUTS = 1024
 # Times that the inputs are loaded where two kernel rows are a product, and the most time of DMA, of
 # that of products, for them not to wait for it.
 _LOADED, _MOST_TRANSFERS = 1.25, 1.1
+_DOUBLED = 1.5  # times where half of them are loaded twice
 # Of the kernel positions that are multiplied while the input of a side is loaded.
 _AHEAD = 2 / 3
+# Of a channel of an image, at most: three tensors, of which outputs come in two blocks.
+_DESCRIPTORS = 6
+# Banks in turn that are enough for some of them to be smaller than others.
+_FEW_TURNS = 4
 # The share of a partition of SBUF that two rounds may fill.
 _SHARE = 0.7
 # For the first load and the check of all sums.
@@ -51,21 +58,25 @@ _ENDS_SECONDS = 2e-6
 
 
 def products_plan(
-    b: Bindings, windows: list[Window], hw: Hardware
+    b: Bindings, windows: list[Window], hw: Hardware, doubles: bool
 ) -> tuple[tuple[object, ...], ...] | None:
-    """The fields of the kernel's axes; None where VectorE is faster, or alone possible: NeuronCore-
-    v2 has tiles of 64, and products of float32 take four times as long.
+    """The fields of the kernel's axes; `doubles`: see `doubles_loads`. None where VectorE is
+    faster, or alone possible: NeuronCore-v2 has tiles of 64, and products of float32 take four
+    times as long.
     """
     if not is_depthwise(b) or hw.generation < 3 or b.x.dtype.itemsize != 2 or len(windows) > 2:
         return None
     if b.weight.shape[:2] != (b.groups, 1) or b.groups < _TILE:
         return None
     problem = _problem(b, windows, hw)
-    bank = _bank(problem, hw)
+    bank = _bank(b, problem, hw)
     shift = products_shift(b, windows, hw)
     if _product_seconds(b, problem, bank, shift, hw) > _vector_seconds(b, problem, hw):
         return None
     planes, rows = _block(b, problem, bank, (tile_of(b, windows, hw), shift), hw)
+    if doubles:
+        rows = _full_rows(problem, bank, hw)
+        bank = (bank[0], rows, bank[2])
     images = trivial(b.x.shape[0])
     if _bytes(b, problem, (planes, rows), hw) > _SHARE * hw.sbuf_partition_bytes:
         return None
@@ -102,7 +113,7 @@ def products_of_core(
 def _seconds(b: Bindings, windows: list[Window], hw: Hardware) -> float:
     """Of the products of a core."""
     problem = _problem(b, windows, hw)
-    bank = _bank(problem, hw)
+    bank = _bank(b, problem, hw)
     return _product_seconds(b, problem, bank, products_shift(b, windows, hw), hw)
 
 
@@ -114,7 +125,7 @@ def products_shift(b: Bindings, windows: list[Window], hw: Hardware) -> int:
     problem = _problem(b, windows, hw)
     rows = problem.rows
     is_possible = rows.kernel > 1 and rows.stride == 1 and rows.dilation < rows.size
-    return rows.dilation if is_possible and _bank(problem, hw)[0] == 1 else 0
+    return rows.dilation if is_possible and _bank(b, problem, hw)[0] == 1 else 0
 
 
 def products_skew(b: Bindings, windows: list[Window], hw: Hardware) -> int:
@@ -125,14 +136,22 @@ def products_skew(b: Bindings, windows: list[Window], hw: Hardware) -> int:
     if products_shift(b, windows, hw) > 0:
         return 0
     problem, tile = _problem(b, windows, hw), tile_of(b, windows, hw)
-    bank = _bank(problem, hw)
+    bank = _bank(b, problem, hw)
     block = _block(b, problem, bank, (tile, 0), hw)
     nbytes = PARTITIONS_PER_ENGINE * input_bytes(problem, *block, 1, hw)
     load = nbytes / hw.dma_engine_rate * hw.pe_clock
-    size, sides = math.prod(bank), hw.partitions // tile
-    if sides * load < problem.taps * max(_LEAST_CYCLES * sides**2, size):
+    size, count = math.prod(bank), hw.partitions // tile
+
+    def cycles(sides: int) -> int:
+        """Of a kernel position of so many sides."""
+        return max(_LEAST_CYCLES * sides * count, size)
+
+    spare = count * load - problem.taps * cycles(count)
+    if spare < 0:
         return 0
-    return int(_AHEAD * load / size)
+    # While not all sides have products, at first and at last, tiles of the array idle.
+    idle = 2 * sum(cycles(sides) for sides in range(1, count)) - (count - 1) * cycles(count)
+    return int(min(_AHEAD * load / size, spare / idle))
 
 
 def tile_of(b: Bindings, windows: list[Window], hw: Hardware) -> int:
@@ -141,7 +160,7 @@ def tile_of(b: Bindings, windows: list[Window], hw: Hardware) -> int:
     """
     if products_shift(b, windows, hw) > 0:
         return _TILE
-    size = math.prod(_bank(_problem(b, windows, hw), hw))
+    size = math.prod(_bank(b, _problem(b, windows, hw), hw))
     small, large = (_cycles(b.groups, size, tile, hw) for tile in (_TILE, 2 * _TILE))
     return 2 * _TILE if large <= _WORTH * small else _TILE
 
@@ -151,9 +170,22 @@ def _cycles(channels: int, size: int, tile: int, hw: Hardware) -> float:
     return -(-channels // tile) * max(_LEAST_CYCLES, size / (hw.partitions // tile) ** 2)
 
 
-def _bank(problem: Problem, hw: Hardware) -> tuple[int, int, int]:
-    """Planes, rows and columns of a phase in one PSUM bank."""
-    return bank_of(problem, Sharing(1, 1, hw.partitions, 1, hw.partitions), hw)
+def _bank(b: Bindings, problem: Problem, hw: Hardware) -> tuple[int, int, int]:
+    """Planes, rows and columns of a phase in one PSUM bank: half of the images where all would fit,
+    strides skip rows and products still take less time than loads, so that they follow these; if
+    these are few, so that triggers take no time (`_descriptors.py`).
+    """
+    bank = bank_of(problem, Sharing(1, 1, hw.partitions, 1, hw.partitions), hw)
+    is_few = _DESCRIPTORS * b.x.shape[0] * b.groups <= MOST_DESCRIPTORS
+    if problem.rows.stride == 1 or problem.rows.transposed or not is_few:
+        return bank
+    if bank[0] == 1 or bank[0] < problem.planes.out:
+        return bank
+    half = (-(-bank[0] // 2), bank[1], bank[2])
+    cycles = _cycles(b.groups, math.prod(half), 2 * _TILE, hw)
+    products = cycles * _banks(problem, half) * problem.taps / hw.pe_clock
+    inputs = problem.planes.size * problem.rows.size * problem.columns.size * problem.itemsize
+    return half if products <= b.groups * inputs / hw.dma_bytes_per_second else bank
 
 
 def _problem(b: Bindings, windows: list[Window], hw: Hardware) -> Problem:
@@ -226,6 +258,42 @@ def _block(
         if _transfer_seconds(b, problem, possible[0], hw) <= _MOST_TRANSFERS * products:
             return possible[0]
     return best
+
+
+def doubles_loads(b: Bindings, windows: list[Window], hw: Hardware) -> bool:
+    """Whether blocks of one bank fill it, but for the last ones, not as evenly as possible, and
+    half of the inputs are loaded twice, not a quarter, if triggers take no time: VectorE would take
+    as long to copy them as products take. Products of eight tiles start 64 cycles apart, in which
+    each is done with a full bank; small blocks are the first, whose loads take less time, and the
+    last, whose stores do. Not where some of the channels, which do not fill a tile, have few DMA
+    engines, rounds are few, or DMA would take longer than products.
+    """
+    shift = products_shift(b, windows, hw)
+    if shift == 0 or b.groups % _TILE > 0:
+        return False
+    problem = _problem(b, windows, hw)
+    bank = _bank(b, problem, hw)
+
+    def turns(rows: int) -> int:
+        one = (bank[0], rows, bank[2])
+        return _turns(b, problem, one, (bank[0], rows), (_TILE, shift), hw)
+
+    rows = _block(b, problem, bank, (_TILE, shift), hw)[1]
+    full = _full_rows(problem, bank, hw)
+    if not bank[1] == rows < full or turns(rows) < max(_FEW_TURNS, turns(full)):
+        return False
+    loads = 0
+    for size, count in _pieces(_outputs(problem.rows), full):
+        loads += count * input_bytes(problem, bank[0], size, 1, hw)
+    outputs = problem.outputs * problem.itemsize
+    nbytes = b.groups * (_DOUBLED * problem.planes.out * loads + outputs)
+    products = _product_seconds(b, problem, bank, shift, hw)
+    return bool(nbytes / hw.dma_bytes_per_second <= products)
+
+
+def _full_rows(problem: Problem, bank: tuple[int, int, int], hw: Hardware) -> int:
+    """Rows of outputs that a bank has room for."""
+    return min(_outputs(problem.rows), float32_per_bank(hw) // (bank[0] * bank[2]))
 
 
 def _transfer_seconds(b: Bindings, problem: Problem, block: tuple[int, int], hw: Hardware) -> float:
