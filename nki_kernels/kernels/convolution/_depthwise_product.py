@@ -69,8 +69,6 @@ from trnx.nki_kernels.kernels.convolution._product import zero
 
 # Products, at half rate: as long as DMA takes for the first weights and inputs.
 _WARM_UP = 22
-# The same where VectorE copies inputs before the first products.
-_WARM_UP_COPIES = 22
 # Sums of a partition that leave PSUM at once at the end, rather than in two pieces, each of which
 # has the start of an instruction.
 _FEW_SUMS = 288
