@@ -10,7 +10,6 @@ from trnx.nki_kernels.generator import engines
 from trnx.nki_kernels.generator.engines import GPSIMD, TENSOR
 from trnx.nki_kernels.generator.select_instructions import Beside, Instruction
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
-from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
 
 
@@ -34,10 +33,10 @@ def _shared(instruction: Instruction, region: TiledRegion, hw: Hardware) -> Inst
     size = elements(source, region.geometry)
     if len(reduced) != 1 or size < engines.LEAST_SHARED:
         return instruction
-    start = timing(hw).gpsimd_start_cycles / hw.gpsimd_clock
+    # VectorE waits for what it added before, about as long as GpSimd takes to begin.
     alone, other = size / hw.vector_clock, 2 * size / hw.gpsimd_clock
     rows = region.geometry.count(reduced[0])
-    count = int(rows * (alone - start) / (alone + other))
+    count = round(rows * alone / (alone + other))
     if count < 1:
         return instruction
     beside = Beside(dataclasses.replace(instruction, engine=GPSIMD), reduced[0], count, rows)
