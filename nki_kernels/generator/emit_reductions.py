@@ -27,7 +27,7 @@ from trnx.nki_kernels.generator.partition_groups import (
     sums_of,
 )
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import Beside, Instruction, Tile
 
 # Sums of which each may have two of the eight banks of PSUM and leaves room for transposes.
 _MOST_IN_TWO_BANKS = 2
@@ -209,7 +209,29 @@ class ReductionEmitter(Emitter):
             return self._products(combine, stem, source)
         data = dict(instruction.arguments)["data"]
         assert isinstance(data, Tile)
+        if self._is_wide(combine):
+            return self._in_rows(combine, data, instruction.beside)
         return self._in_place(combine, data)
+
+    def _in_rows(self, combine: Instruction, data: Tile, beside: Beside | None) -> list[str]:
+        """What adds the rows of a tile to those of a wide accumulator; another engine may have the
+        last ones."""
+        name = self.view(data, constant=False, on_bits=False)
+        flat, acc = self._wide_views(combine, name)
+
+        def add(rows: str, *engine: str) -> list[str]:
+            arguments = [f"dst={acc}{rows}", f"data1={acc}{rows}", f"data2={flat}{rows}"]
+            return call("nisa.tensor_tensor", [*arguments, f"op={self._op(combine)}", *engine])
+
+        if beside is None:
+            return add("")
+        count = self.count(beside.label)
+        return [
+            f"cut = {count} - {count} * {beside.count} // {beside.size}",
+            *add("[:, 0:cut]"),
+            f"if cut < {count}:",
+            *indent(add(f"[:, cut:{count}]", f"engine=nisa.engine.{beside.instruction.engine}")),
+        ]
 
     def _add(self, combine: Instruction, data: str) -> list[str]:
         """What adds `data` to the accumulator of a tile's partitions."""
@@ -280,10 +302,6 @@ class ReductionEmitter(Emitter):
         name = self.view(data, constant=False, on_bits=False)
         if not reduced:
             return self._add(combine, name)
-        if self._is_wide(combine):
-            flat, acc = self._wide_views(combine, name)
-            return call("nisa.tensor_tensor", [f"dst={acc}", f"data1={acc}", f"data2={flat}",
-                                               f"op={self._op(combine)}"])  # fmt: skip
         partial = f"{self._stem(combine)}_part"
         (old,) = combine.reads()
         axes = self._axes_of(source, old)

@@ -309,6 +309,8 @@ class TotalEmitter(ReductionEmitter):
             lines += self._reduced("parts", op, f"{self._stem(combine)}_parts")
         else:
             lines += self._parts(combine, width)
+        if each := self.g.lead_in_quadrants:
+            return lines + self._moved_together(op, kind, each, width)
         count = self.lead_count(constant=False)
         view = f"turned.reshape(({width}, {count}, {rows})).permute((0, 2, 1))"
         return [
@@ -320,6 +322,25 @@ class TotalEmitter(ReductionEmitter):
             f"back = nl.ndarray((p, {width}), dtype={kind}, buffer=nl.psum)",
             f"nisa.nc_transpose(dst=back, data=line.expand_dim(1).broadcast(1, {count}))",
             "nisa.tensor_copy(dst=total, src=back)",
+        ]
+
+    def _moved_together(self, op: str, kind: str, each: int, width: str) -> list[str]:
+        """The total of parts that lie on `each` so many partitions: they are copied to the first
+        ones, and the total back to all."""
+        assert self.g.lead is not None
+        starts = range(0, self.g.lead.block * each, each)
+        shape = f"({each}, {width}, {len(starts)})"
+        return [
+            f"moved = nl.ndarray({shape}, dtype={kind}, buffer=nl.sbuf)",
+            *(
+                f"nisa.tensor_copy(dst=moved[:, :, {at}], src=parts[{start} : {start + each}])"
+                for at, start in enumerate(starts)
+            ),
+            f"nisa.tensor_reduce(dst=total[0:{each}], op={op}, data=moved, axis=(2,))",
+            *(
+                f"nisa.tensor_copy(dst=total[{start} : {start + each}], src=total[0:{each}])"
+                for start in starts[1:]
+            ),
         ]
 
     def _turned_and_reduced(self, combine: Instruction, width: str) -> list[str]:

@@ -48,7 +48,7 @@ AFFINE = (
 
 # Tiles of fewer elements a partition are not shared: the fixed time of an instruction counts. Of
 # the others GpSimd has so many eighths.
-_LEAST_SHARED = 1024
+LEAST_SHARED = 512
 _PARTS = 8
 
 # What ScalarE computes for an operator of a `tensor_scalar` that stands alone.
@@ -106,7 +106,9 @@ class EngineCosts:
                 cycles = size + self._rows(instruction) * each
             return {SCALAR: cycles * 1e9 / chip.scalar_clock}
         if engine == GPSIMD:
-            work = size * max(1, self._tiles_read(instruction, size))
+            # It adds what is reduced to an accumulator.
+            is_sum = instruction.call == "tensor_reduce"
+            work = size * (2 if is_sum else max(1, self._tiles_read(instruction, size)))
             taken = (work * share + constants.gpsimd_start_cycles) * 1e9 / chip.gpsimd_clock
             return {GPSIMD: taken, PORT: taken}
         width = self._width(instruction, size)
@@ -253,7 +255,7 @@ def _is_shareable(instruction: Instruction, costs: EngineCosts) -> bool:
         return False
     tiles = [a for _, a in instruction.arguments if isinstance(a, Tile)]
     return (
-        costs.elements(dst) >= _LEAST_SHARED
+        costs.elements(dst) >= LEAST_SHARED
         and all(v.dtype.is_floating_point for v in (dst, *reads))
         and all((tile.like or tile.value).axes == dst.axes and _is_plain(tile) for tile in tiles)
     )

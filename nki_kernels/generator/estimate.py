@@ -274,7 +274,10 @@ class Estimate(TileOps):
                 size = turned * wide // lanes
                 back = [self._chain(TENSOR, size, (column,)) for _ in range(many)]
                 after = (self._chain(VECTOR, many * wide, back[-1:]),)
-        if self._geometry.leads_reduced:
+        if self._geometry.leads_reduced and self._geometry.lead_in_quadrants:
+            for _ in range(3):
+                after = (self._chain(VECTOR, width, after),)
+        elif self._geometry.leads_reduced:
             line = self._chain(VECTOR, lanes, (self._chain(TENSOR, turned, after),))
             after = (self._chain(TENSOR, turned * width // lanes, (line,)),)
             after = (self._chain(VECTOR, width, after),)

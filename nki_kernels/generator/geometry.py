@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from trnx.nki_kernels.generator.ir import Dims
 
 PARTITIONS = 128
+# Engines begin with every so many partitions.
+QUADRANT = 32
 # The label of the partition dimension where the space has none (a region of single elements).
 NOTHING = -1
 
@@ -85,6 +87,16 @@ class Geometry:
     def leads_reduced(self) -> bool:
         """Whether rows that stay lie on the partitions in several parts, which are reduced."""
         return not self.crosses and self.lead is not None and self.lead.label in self.reduced
+
+    @property
+    def lead_in_quadrants(self) -> int:
+        """The partitions of each element of the lead where these begin with a quadrant, in all
+        tiles: engines read and write those at different ones. 0 where they do not."""
+        counts = {rows.count for rows in self.rows}
+        if self.lead is None or self.lead.block < self.lead.size or len(counts) > 1:
+            return 0
+        (count,) = counts
+        return 0 if count % QUADRANT else count
 
     @property
     def in_phases(self) -> bool:

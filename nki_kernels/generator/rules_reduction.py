@@ -133,9 +133,11 @@ def rms_norm(
     offset: float = 0.0,
     rounds: bool = False,
 ) -> Value:
-    """The op of rows that the registry's kernel does not take: those longer than a partition."""
+    """The op of rows that the registry's kernel does not take: those longer than a partition. The
+    root is a power, which VectorE has: ScalarE would load a table for it, and another one for what
+    comes next."""
     mean = b.mul(b.reduce("add", b.mul(x, x)), 1.0 / b.count)
-    normal = b.mul(x, b.unary("rsqrt", b.add(mean, eps)))
+    normal = b.mul(x, b.alu("power", b.add(mean, eps), -0.5))
     if weight is None:
         return normal
     if rounds:

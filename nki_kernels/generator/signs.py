@@ -96,6 +96,8 @@ def _is_unsigned(value: Value, unsigned: set[Value]) -> bool:
     if value.op == "alu":
         if value.name in COMPARISONS:
             return True
+        if value.name == "power" and not isinstance(value.args[1], Value):
+            return has_none(value.args[0])
         # A square has none either.
         is_square = value.name == "multiply" and value.args[0] is value.args[1]
         closed = value.name in _CLOSED and all(map(has_none, value.args))

@@ -82,7 +82,8 @@ def tilings(
         estimates += _estimates(list(merged.split(best.geometry.filled, in_steps=in_steps)), hw)
         least = min(ns for ns, _ in estimates)
     if least > _FAR_IN_ORDERS * 1e9 * (whole.dma_seconds + hw.region_seconds):
-        estimates += _estimates(list(whole.with_long_runs()), hw)
+        spaces = [whole, merged] if len(merged.order) < len(whole.order) else [whole]
+        estimates += _estimates([one for s in spaces for one in s.with_long_runs()], hw)
     close = [one for _, one in _close(estimates)]
     aside = [found for one in close for found in with_loads_aside(one, hw)]
     listed: list[TiledRegion] = []

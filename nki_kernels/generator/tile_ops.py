@@ -246,7 +246,7 @@ class TileOps:
             (source,) = instruction.reads()
             size, width = self._elements(source), max(1, self._elements(instruction.dst))
             # Tiles of phases are added up as they are.
-            cycles = size + constants.vector_issue_cycles
+            cycles = size * share + constants.vector_issue_cycles
             if not self._geometry.in_phases:
                 cycles = narrowing.cycles(size // width, width)
             taken = cycles * cycle

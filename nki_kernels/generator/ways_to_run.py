@@ -23,6 +23,7 @@ from trnx.nki_kernels.generator.engines import (
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.row_by_row import row_by_row
 from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.shared_sums import with_shared_sums
 from trnx.nki_kernels.generator.stages import LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.nki_kernels.generator.totals_in_psum import totals_for_scalar, with_steps
@@ -62,7 +63,7 @@ def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> Tiled
             lambda value: geometry.cut_along(region.labels(value)),
             fixed,
         )
-        region = dataclasses.replace(region, instructions=instructions)
+        region = with_shared_sums(dataclasses.replace(region, instructions=instructions), hw)
         costs = dataclasses.replace(costs, to=(SCALAR,))
     placed: dict[int, list[Instruction]] = {}
     for part, stored in _apart_in_time(region):

@@ -83,7 +83,7 @@ def _stage1(tiles0, p, k):
 def _stage2(tiles1, out0, r, p, k):
     x0_tile, sigmoid_tile = tiles1
     multiply2_tile = nl.ndarray((p, k), dtype=nl.bfloat16, buffer=nl.sbuf)
-    cut = k - k * 644 // 1715
+    cut = k - k * 351 // 936
     nisa.tensor_tensor(
         dst=multiply2_tile[:, 0:cut],
         data1=x0_tile[:, 0:cut],
@@ -112,30 +112,35 @@ def fused_mul_sigmoid_mul(x0):
     nisa.memset(dst=one, value=1.0)
     unused = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=unused, op=nl.sigmoid, data=one)
-    tiles0 = _stage0(x0, 0, 128, 1715)
-    next0 = _stage0(x0, 219520, 128, 1715)
-    tiles1 = _stage1(tiles0, 128, 1715)
+    tiles0 = _stage0(x0, 0, 128, 936)
+    next0 = _stage0(x0, 119808, 128, 936)
+    tiles1 = _stage1(tiles0, 128, 936)
     tiles0 = next0
-    for r in range(439040, 878080, 219520):
-        next0 = _stage0(x0, r, 128, 1715)
-        next1 = _stage1(tiles0, 128, 1715)
-        _stage2(tiles1, out0, r - 439040, 128, 1715)
+    next0 = _stage0(x0, 239616, 128, 936)
+    next1 = _stage1(tiles0, 128, 936)
+    _stage2(tiles1, out0, 0, 128, 936)
+    tiles0 = next0
+    tiles1 = next1
+    next0 = _stage0(x0, 359424, 128, 935)
+    next1 = _stage1(tiles0, 128, 936)
+    _stage2(tiles1, out0, 119808, 128, 936)
+    tiles0 = next0
+    tiles1 = next1
+    next0 = _stage0(x0, 479104, 128, 935)
+    next1 = _stage1(tiles0, 128, 935)
+    _stage2(tiles1, out0, 239616, 128, 936)
+    tiles0 = next0
+    tiles1 = next1
+    for r in range(598784, 1316864, 119680):
+        next0 = _stage0(x0, r, 128, 935)
+        next1 = _stage1(tiles0, 128, 935)
+        _stage2(tiles1, out0, r - 239360, 128, 935)
         tiles0 = next0
         tiles1 = next1
-    next0 = _stage0(x0, 878080, 128, 1714)
-    next1 = _stage1(tiles0, 128, 1715)
-    _stage2(tiles1, out0, 439040, 128, 1715)
-    tiles0 = next0
+    next1 = _stage1(tiles0, 128, 935)
+    _stage2(tiles1, out0, 1077504, 128, 935)
     tiles1 = next1
-    next0 = _stage0(x0, 1097472, 128, 1714)
-    next1 = _stage1(tiles0, 128, 1714)
-    _stage2(tiles1, out0, 658560, 128, 1715)
-    tiles0 = next0
-    tiles1 = next1
-    next1 = _stage1(tiles0, 128, 1714)
-    _stage2(tiles1, out0, 878080, 128, 1714)
-    tiles1 = next1
-    _stage2(tiles1, out0, 1097472, 128, 1714)
+    _stage2(tiles1, out0, 1197184, 128, 935)
     return out0""",
     )
     built.check()

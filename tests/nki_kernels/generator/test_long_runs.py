@@ -126,3 +126,13 @@ def test_the_time_is_near_the_limit(
     moved = 2 * elements * dtype.itemsize / chip.dma_bytes_per_second
     computed = 2 * elements / chip.partitions / chip.vector_clock
     assert seconds < 1.4 * (max(moved, computed) + chip.region_seconds)
+
+
+def test_merged_dimensions_have_long_runs_too(region: Build) -> None:
+    """Two axes that lie side by side in both tensors fill the partitions as one."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 50, 156, 2, generator=generator).permute(0, 3, 2, 1)
+    y = torch.randn(156, 50, 50, 2, generator=generator).permute(1, 3, 0, 2)
+    made = region(lambda x, y: aten.sum.dim_IntList(aten.add.Tensor(x, y), [0, 1, 3], True), x, y)
+    made.check(rtol=1e-5, atol=1e-3)
+    assert predicted_seconds(made.program(), hardware("trn2")) < 28e-6

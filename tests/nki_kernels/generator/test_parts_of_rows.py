@@ -72,6 +72,7 @@ def test_parts_are_equal_and_fill_partitions() -> None:
         (((33, 1299), (1, 1299)), "trn2"),
         (((33, 1299), (33, 1)), "trn1"),
         (((64, 1300), (64, 1300)), "trn3"),
+        (((32, 1300), (32, 1)), "trn2"),
     ],
 )
 def test_values(
@@ -95,9 +96,22 @@ def test_parts_that_lie_apart(region: Build, cuts: Cuts) -> None:
     cuts.check(made, in_parts(cuts.of(made)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [56, 64])
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
-def test_special_values_reach_their_row_alone(region: Build, cuts: Cuts, value: float) -> None:
-    x = draw(56, 1302)
+def test_special_values_reach_their_row_alone(
+    region: Build, cuts: Cuts, value: float, rows: int
+) -> None:
+    x = draw(rows, 1302)
     x[7, 1300] = value
     made = region(largest, x)
     cuts.check(made, in_parts(cuts.of(made)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "copied"), [(32, True), (48, False), (56, False), (64, True)])
+def test_parts_that_begin_with_a_quadrant_are_copied(
+    region: Build, cuts: Cuts, rows: int, copied: bool
+) -> None:
+    """TensorE turns others twice."""
+    found = in_parts(cuts.of(region(largest, draw(rows, 1320))))
+    assert found
+    assert all(bool(cut.geometry.lead_in_quadrants) == copied for cut in found)

@@ -60,7 +60,7 @@ def test_values(
     other: tuple[int, ...],
     order: tuple[int, ...],
 ) -> None:
-    monkeypatch.setattr(engines, "_LEAST_SHARED", 8)
+    monkeypatch.setattr(engines, "LEAST_SHARED", 8)
     lies = draw(*(shape[i] for i in order), dtype=dtype)
     lies = lies.permute([order.index(i) for i in range(len(order))])
     made = region(function, lies, draw(*other, dtype=dtype))
@@ -70,7 +70,7 @@ def test_values(
 
 
 def test_special_values(region: Build, cuts: Cuts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_LEAST_SHARED", 8)
+    monkeypatch.setattr(engines, "LEAST_SHARED", 8)
     x = draw(128 * 12, 28)
     for at, value in enumerate((float("inf"), float("-inf"), float("nan"), 1e-42, -0.0)):
         x[at::11, at] = value
@@ -87,7 +87,7 @@ def test_short_rows_take_less_time(region: Build, monkeypatch: pytest.MonkeyPatc
     shared = region(logsumexp, *inputs)
     assert shared.source().count("engine=nisa.engine.gpsimd") == 2
     seconds = predicted_seconds(shared.program(), chip)
-    monkeypatch.setattr(engines, "_LEAST_SHARED", 2**20)
+    monkeypatch.setattr(engines, "LEAST_SHARED", 2**20)
     monkeypatch.setattr(kernel, "_SOURCES", LruCache(8))
     alone = region(logsumexp, *inputs)
     assert "engine=nisa.engine.gpsimd" not in alone.source()
