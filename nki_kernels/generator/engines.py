@@ -322,14 +322,16 @@ def _alternatives(
     if instruction.beside is not None:
         return
     hardware = costs.hardware
+    # The first of two that leave the busiest engine as much is taken: GpSimd reads a tile twice for
+    # its square, and ScalarE once.
+    if engine_of(instruction) == VECTOR:
+        activation = _as_activation(instruction, costs.elements(instruction.dst))
+        yield from [] if activation is None else [(activation,)]
     for engine in _others(instruction, hardware):
         if engine in costs.to:
             yield (dataclasses.replace(instruction, engine=engine),)
     if instruction.dst in costs.copied and instruction.engine is None and SCALAR in costs.to:
         yield (dataclasses.replace(instruction, engine=SCALAR),)
-    if engine_of(instruction) == VECTOR:
-        activation = _as_activation(instruction, costs.elements(instruction.dst))
-        yield from [] if activation is None else [(activation,)]
     halves = instruction.call == "scalar_tensor_tensor" and GPSIMD in costs.to
     if halves and hardware.generation > 2:
         yield from _halves(instruction)

@@ -156,6 +156,19 @@ def test_sums_go_to_gpsimd_where_vector_is_the_busiest(region: Build) -> None:
     built.check()
 
 
+def test_a_square_goes_to_scalar_before_gpsimd(region: Build) -> None:
+    """GpSimd reads the tile twice, as it does two tiles."""
+
+    def normal_of_columns(x: Any, least: Any) -> Any:
+        x = aten.silu.default(aten.maximum.default(x, least))
+        mean = aten.mean.dim(aten.mul.Tensor(x, x), [0], True)
+        return aten.add.Tensor(aten.mul.Tensor(x, aten.rsqrt.default(mean)), 0.5)
+
+    built = region(normal_of_columns, _draw(127, 1882), _draw(1, 1))
+    assert "op=nl.square" in built.source()
+    built.check()
+
+
 def test_where_dma_is_the_busiest_nothing_moves(region: Build) -> None:
     built = region(lambda a, b: aten.add.Tensor(a, b), _draw(2048, 2048), _draw(2048, 2048, seed=1))
 
