@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import sys
@@ -37,13 +36,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
-
-
-def pytest_collection_finish() -> None:
-    # Tests that look for what is left of their models would go through all that was imported and
-    # collected before them.
-    gc.collect()
-    gc.freeze()
 
 
 # What a test draws without a seed of its own is the same in every run and order: as its module is
