@@ -30,9 +30,8 @@ class Filters(NamedTuple):
 class Given(NamedTuple):
     """The tensors as `[channels, planes, rows, columns]` in HBM, `weight[channels, positions]`;
     `diagonal[128, tile]` has a one in each row; `zeros[128, planes, shift, columns]`; `tile`:
-    columns of a tile; `shift`, `skew`: as above, or 0; `doubles`: half of the
-    inputs are loaded twice; `whole`, `apart`: filters of whole sides,
-    and of others.
+    columns of a tile; `shift`, `skew`: as above, or 0; `doubles`: half of the inputs are loaded
+    twice; `whole`, `apart`: filters of whole sides, and of others.
     """
 
     tensors: Depthwise
@@ -107,8 +106,8 @@ def load_round(given: Given, sides: list[Side], turn: int) -> list[nl.NkiTensor]
     quadrants have the same input, those of odd sides have it loaded on the second one, so that all
     DMA engines, which serve some partitions each, have work. Some of the cells have it loaded on
     both, as copies take VectorE nearly as long as products take TensorE: half of them in the first
-    round (`turn` 0), whose products wait for the copies, or in all (`doubles`) where triggers take
-    no time; a quarter in others.
+    round (`turn` 0), whose products wait for the copies, or in all (`doubles`); a quarter in
+    others.
     """
     shift = given.shift
     tiles: list[nl.NkiTensor] = []
@@ -178,7 +177,7 @@ def _is_loaded_twice(given: Given, cell: Cell, where: tuple[int, int, int]) -> b
     stream, side, turn = where
     if not is_pair(given, cell):
         return False
-    if given.doubles and given.is_static:
+    if given.doubles:
         return (stream + side // 2 + turn) % 2 == 0
     if turn == 0:
         return stream % 2 == 1

@@ -19,7 +19,7 @@ from trnx.nki_kernels.kernels.convolution._depthwise import depthwise_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_plan import depthwise_plan, is_depthwise
 from trnx.nki_kernels.kernels.convolution._depthwise_product import depthwise_product_kernel
 from trnx.nki_kernels.kernels.convolution._depthwise_product_host import (
-    doubles_loads,
+    doubled_plan,
     products_of_core,
     products_plan,
     products_shift,
@@ -117,8 +117,7 @@ def _depthwise_launch(b: Bindings, hw: Hardware) -> Launch:
     windows = windows_of(b)
     numbers, has_images = depthwise_plan(b, windows, hw)
     its, on, by_channels = products_of_core(b, windows, has_images, hw)
-    doubles = is_depthwise(its) and doubles_loads(its, windows, on)
-    products = products_plan(its, windows, on, doubles)
+    products = products_plan(its, windows, on)
     if products is None:
         few = is_depthwise_static(b, numbers)
         return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images, few)
@@ -126,12 +125,14 @@ def _depthwise_launch(b: Bindings, hw: Hardware) -> Launch:
     if supports(b, one) is None:
         # What is done again comes rarely, and in as few blocks as on one core.
         numbers, has_images = depthwise_plan(b, windows, one)
-    few = is_depthwise_static(b, numbers) and is_products_static(b, products)
-    if doubles and not few:
-        doubles = False
-        products = products_plan(its, windows, on, doubles)
+    few = is_depthwise_static(b, numbers)
+    doubled = doubled_plan(its, windows, on) if few else None
+    if doubled is not None and not is_products_static(b, doubled):
+        doubled = None
+    products = doubled or products
+    few = few and is_products_static(b, products)
     shift, skew = products_shift(its, windows, on), products_skew(its, windows, on)
-    how = (products, tile_of(its, windows, on), shift, skew, doubles)
+    how = (products, tile_of(its, windows, on), shift, skew, doubled is not None)
     more = (result_shape(b), *how, numbers, has_images, few, by_channels)
     launch = Launch.of(depthwise_product_kernel, b, NAMES, *more)
     return replace(launch, unknown_trips=0)
