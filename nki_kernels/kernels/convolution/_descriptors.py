@@ -63,9 +63,10 @@ def is_gradient_static(
     return bool(passes * loads + rows * -(-width // hw.partitions) <= MOST_DESCRIPTORS)
 
 
-def is_depthwise_static(b: Bindings, axes: tuple[tuple[int, ...], ...]) -> bool:
-    """Of a convolution of one channel a group; `axes` are the fields of the kernel's."""
-    blocks = math.prod(-(-axis[0] // axis[6]) for axis in axes)
+def is_depthwise_static(b: Bindings, axes: tuple[tuple[int, ...], ...], has_images: bool) -> bool:
+    """Of a convolution of one channel a group; `axes` are the fields of the kernel's, the first of
+    which may be images."""
+    blocks = math.prod(-(-axis[0] // axis[6]) for axis in axes[has_images:])
     if axes[2][6] < axes[2][0]:
         blocks *= axes[1][6]  # columns are cut, so that each row is a run
     outputs = b.weight.numel // math.prod(b.weight.shape[2:])

@@ -119,13 +119,13 @@ def _depthwise_launch(b: Bindings, hw: Hardware) -> Launch:
     its, on, by_channels = products_of_core(b, windows, has_images, hw)
     products = products_plan(its, windows, on)
     if products is None:
-        few = is_depthwise_static(b, numbers)
+        few = is_depthwise_static(b, numbers, has_images)
         return Launch.of(depthwise_kernel, b, NAMES, result_shape(b), numbers, has_images, few)
     one = replace(hw, cores=1)
     if supports(b, one) is None:
         # What is done again comes rarely, and in as few blocks as on one core.
         numbers, has_images = depthwise_plan(b, windows, one)
-    few = is_depthwise_static(b, numbers)
+    few = is_depthwise_static(b, numbers, has_images)
     doubled = doubled_plan(its, windows, on) if few else None
     if doubled is not None and not is_products_static(b, doubled):
         doubled = None
