@@ -149,11 +149,12 @@ def turns_of(
     count = hw.partitions // tile
     streams = count // 2 if shift > 0 else count
     full, rest = divmod(b.groups, streams * tile)
+    left = -(-rest // tile)  # cells of a block beside those that fill sides
     turns = 0
     for planes, some in pieces_of(problem.planes.out, block[0]):
         for rows, more in pieces_of(outputs_of_phase(problem.rows), block[1]):
             blocks = some * more
-            sides = full * blocks - (-(-rest // tile) * blocks // streams)
+            sides = full * blocks + -(-left * blocks // streams)
             turns += -(-sides // count) * -(-planes // bank[0]) * -(-rows // bank[1])
     return turns
 
