@@ -14,7 +14,8 @@ def samples_of(op: Any, dtype: torch.dtype, requires_grad: bool = False) -> Any:
     """What iterates over `op.sample_inputs` on the CPU: the same samples.
 
     OpInfo looks for a test of `unittest` among the callers of each of its iterators. That goes
-    through all modules of the process for each frame: 20 ms where hundreds of them are imported.
+    through all modules of the process for each frame, which takes tens of milliseconds where
+    thousands of them are imported.
     """
     with (
         mock.patch.object(common_utils, "extract_test_fn", _none),

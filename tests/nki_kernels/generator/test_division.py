@@ -187,7 +187,22 @@ def test_a_mean_divides(region: Build) -> None:
     run(region, lambda x: aten.mean.dim(x, [1]), x)
 
 
-@pytest.mark.parametrize("length", [3, 127, 129])
+@pytest.mark.parametrize("length", [257, 300, 641, 1000, 1023, 4097])
+def test_a_mean_of_many_numbers(region: Build, length: int) -> None:
+    """The quotient where float32 has it, else within one unit in the last place."""
+    values = draw(9, torch.float32, 1000)
+    whole = torch.arange(-500.0, 500.0)
+    x = torch.zeros(2000, length)
+    x[:, length // 2] = torch.cat([values, whole * length])  # the sum has no other terms
+    (result,) = region(lambda x: aten.mean.dim(x, [1]), x).run()
+    assert torch.equal(result[1000:], whole)
+    exact = values.double() / length
+    size = result[:1000].abs()
+    unit = (torch.nextafter(size, torch.tensor(INF)) - size).double()
+    assert bool(((result[:1000].double() - exact).abs() <= unit).all())
+
+
+@pytest.mark.parametrize("length", [3, 127, 129, 300, 641])
 def test_a_mean_of_special_values_divides(region: Build, length: int) -> None:
     """An infinite total has no remainder, and the largest finite one does not overflow."""
     largest = torch.finfo(torch.float32).max
