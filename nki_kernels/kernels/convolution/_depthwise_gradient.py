@@ -6,8 +6,8 @@ that contracts strips. Its left operand has the gradient of some `lanes` channel
 beside each other; its right one has the window of these channels at all kernel rows, and at all
 columns that those meet. Only the sums of a channel with itself, and of kernel columns that lie as
 the columns of the gradient do, are wanted; the others take less time than transposes would. Tiles
-of 32 or 64 columns of the array have other places, whose sums are added up at the end; tiles of
-other rows (*parts* of the partitions) have other channels.
+of 32 or 64 columns of the array have other channels, which are a *round*, or other places, whose
+sums are added up at the end; tiles of other rows (*parts* of the partitions) have other channels.
 
 An infinity or NaN may meet a zero of the padding, or be among sums that are not wanted. So results
 are added up: where a total is not finite, a run computes everything once more by `weight_gradient`.
@@ -24,12 +24,21 @@ import nki.language as nl
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._repairs import column_of_ones, finite_ones, repairs_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
+from trnx.nki_kernels.kernels.convolution._depthwise_gradient_strips import (
+    Chunk,
+    Given,
+    Strips,
+    Sums,
+    channels_of,
+    groups_of,
+    place_of,
+    rounds_of,
+    tile_of,
+)
 from trnx.nki_kernels.kernels.convolution._depthwise_operands import diagonal_of
 from trnx.nki_kernels.kernels.convolution._loads import store
-from trnx.nki_kernels.kernels.convolution._product import zero
 from trnx.nki_kernels.kernels.convolution._strips import (
     Heights,
-    Loaded,
     Source,
     finish_strips,
     kept_of,
@@ -45,53 +54,6 @@ from trnx.nki_kernels.kernels.convolution._weight_rows import RowAxis, row_axis_
 _WARM_UP = 22
 # Chunks of channels that are loaded before they are multiplied.
 _AHEAD = 2
-
-
-class Strips(NamedTuple):
-    """How strips are multiplied: their number and rows; parts of the partitions; channels and
-    columns of a tile of the array; channels of a part that are loaded at once; and as in `load`.
-    """
-
-    number: int
-    rows: int
-    parts: int
-    lanes: int
-    shift: int
-    channels: int
-    is_static: bool
-
-
-class Given(NamedTuple):
-    """`dense` is multiplied with `window`; `mask[128, lanes]` is 1 where a partition has a channel
-    of the columns, `ones[128, tile]` where it has a row of a tile.
-    """
-
-    out: nl.NkiTensor
-    dense: Source
-    window: Source
-    axes: tuple[RowAxis, RowAxis]
-    strips: Strips
-    mask: nl.NkiTensor
-    ones: nl.NkiTensor
-
-
-class Chunk(NamedTuple):
-    """Channels `first .. end`, as many for each part as `Strips` says, in SBUF: for each part that
-    has some a tile `[strips of images, channels, rows, columns]` of each tensor.
-    """
-
-    first: int
-    end: int
-    dense: list[nl.NkiTensor]
-    window: list[nl.NkiTensor]
-    loads: list[Loaded]
-
-
-class Sums(NamedTuple):
-    """Of a chunk, for each part `[128, groups of lanes, kernel rows, columns]` in SBUF."""
-
-    chunk: Chunk
-    parts: list[nl.NkiTensor]
 
 
 class Spot(NamedTuple):
@@ -126,8 +88,8 @@ def depthwise_gradient_kernel(
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     dense, window = (x, grad) if transposed else (grad, x)
-    number, rows, parts, lanes, shift, channels, few = how
-    strips = Strips(number, rows, parts, lanes, shift, channels, few == 1)
+    number, rows, parts, lanes, shift, tiles, channels, few = how
+    strips = Strips(number, rows, parts, lanes, shift, tiles, channels, few == 1)
     first, end = share_of(shape[0], cores, lanes)
     if first < end:
         both = (row_axis_of(axes[0]), row_axis_of(axes[1]))
@@ -138,11 +100,6 @@ def depthwise_gradient_kernel(
                 (keeps, False, is_static, WARM_UP), 0, False,
             )  # fmt: skip
     return out
-
-
-def tile_of(strips: Strips) -> int:
-    """Columns of a tile of the array."""
-    return strips.lanes * strips.shift
 
 
 def _gradient(
@@ -157,18 +114,23 @@ def _gradient(
     warm_up(_WARM_UP)
     pmax = nl.tile_size.pmax
     mask = diagonal_of(nl.float32, strips.lanes)
-    ones = diagonal_of(nl.float32, tile_of(strips))
+    together = groups_of(strips, pmax)
+    ones = diagonal_of(nl.float32, together * tile_of(strips))
+    reach = reach_of(axes[1], strips.shift)
+    zeros = nl.ndarray(
+        (pmax, pmax + axes[0].kernel * reach * strips.lanes), dtype=dense.dtype, buffer=nl.sbuf
+    )
+    nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
     taps = axes[0].kernel * axes[1].kernel
     flat = out.reshape((out.shape[0], taps))
     kept = kept_of(strips.number, dense.shape[0], strips.parts)
     left = Source(dense, strips.number, kept, strips.is_static)
     right = Source(window, strips.number, kept, strips.is_static)
-    given = Given(flat, left, right, axes, strips, mask, ones)
+    given = Given(flat, left, right, axes, strips, mask, ones, zeros)
     each = strips.parts * strips.channels
     first, end = channels
-    together = max(1, nl.tile_size.psum_bank_fmax // taps)
-    groups = strips.channels // strips.lanes
-    pieces = (groups + together - 1) // together
+    rounds = rounds_of(strips, strips.channels)
+    pieces = (rounds + _rounds_of_bank(taps) - 1) // _rounds_of_bank(taps)
     columns = (end - first + each - 1) // each * strips.parts * pieces
     totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
@@ -201,16 +163,10 @@ def _gradient(
     return repairs_of(finite_ones(totals), column_of_ones())
 
 
-def _channels_of(given: Given, chunk: Chunk, part: int) -> int:
-    """How many channels of a chunk a part has."""
-    first = chunk.first + part * given.strips.channels
-    return max(0, min(given.strips.channels, chunk.end - first))
-
-
-def _place(part: int, given: Given) -> int:
-    """The first partition of a part."""
-    pmax = nl.tile_size.pmax  # type: int
-    return part * (pmax // given.strips.parts)
+def _rounds_of_bank(taps: int) -> int:
+    """Rounds whose results are in PSUM at once."""
+    fmax = nl.tile_size.psum_bank_fmax  # type: int
+    return max(1, fmax // taps)
 
 
 def _finish_chunk(chunk: Chunk, images: int) -> None:
@@ -226,9 +182,9 @@ def _load_chunk(given: Given, first: int, end: int) -> Chunk:
     rows = Heights(strips.rows, strips.rows, 0, strips.rows)
     chunk = Chunk(first, end, [], [], [])
     for part in range(strips.parts):
-        count = _channels_of(given, chunk, part)
+        count = channels_of(given, chunk, part)
         if count > 0:
-            place, channel = _place(part, given), first + part * strips.channels
+            place, channel = place_of(part, given), first + part * strips.channels
             some = (channel, channel + count)
             room = (count + strips.lanes - 1) // strips.lanes * strips.lanes
             chunk.loads.append(
@@ -264,52 +220,77 @@ def _spots(given: Given) -> list[Spot]:
 
 
 def _sums_of(given: Given, chunk: Chunk, spots: list[Spot]) -> list[nl.NkiTensor]:
-    """For each part `[128, groups of lanes, kernel rows, columns]`: of each channel with itself."""
-    lanes, tile = given.strips.lanes, tile_of(given.strips)
-    sides = min(nl.tile_size.pmax // tile, max(1, len(spots)))
+    """For each part `[128, rounds, kernel rows, columns]`: of each channel with itself."""
+    pmax, lanes = nl.tile_size.pmax, given.strips.lanes
     kernel, reach = given.axes[0].kernel, reach_of(given.axes[1], given.strips.shift)
     sums: list[nl.NkiTensor] = []
     for operand in chunk.dense:
-        shape = (sides * tile, operand.shape[1] // lanes, kernel, reach)
+        shape = (pmax, rounds_of(given.strips, operand.shape[1]), kernel, reach)
         sums.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf))
-    for group in range(sums[0].shape[1]):
+    for number in range(sums[0].shape[1]):
         banks: list[nl.NkiTensor] = []
         for some in sums:
-            if group < some.shape[1]:
-                shape = (sides * tile, kernel, reach, lanes)
+            if number < some.shape[1]:
+                shape = (pmax, kernel, reach, lanes)
                 banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
-        _multiply_spots(given, chunk, group, spots, banks)
+        _multiply_spots(given, chunk, number, spots, banks)
         for part in range(len(banks)):
-            flat = (sides * tile, kernel * reach, lanes)
+            flat = (pmax, kernel * reach, lanes)
             wide = nl.ndarray(flat, dtype=nl.float32, buffer=nl.sbuf)
-            own = given.mask[0 : sides * tile].expand_dim(1).broadcast(1, kernel * reach)
+            own = given.mask.expand_dim(1).broadcast(1, kernel * reach)
             bank = banks[part].reshape(flat)
             nisa.tensor_tensor(dst=wide, data1=bank, data2=own, op=nl.multiply)
-            total = sums[part][:, group].reshape((sides * tile, kernel * reach))
+            total = sums[part][:, number].reshape((pmax, kernel * reach))
             nisa.tensor_reduce(dst=total, op=nl.add, data=wide, axis=2)
     return sums
 
 
 def _multiply_spots(
-    given: Given, chunk: Chunk, group: int, spots: list[Spot], banks: list[nl.NkiTensor]
+    given: Given, chunk: Chunk, number: int, spots: list[Spot], banks: list[nl.NkiTensor]
 ) -> None:
-    """The sums of a group of lanes of each part. Neighbours use different tiles of the array."""
-    pmax, tile = nl.tile_size.pmax, tile_of(given.strips)
-    sides = banks[0].shape[0] // tile
-    size = pmax // given.strips.parts
-    for side in range(sides):
-        is_whole = side < len(spots) and (
-            spots[side].end - spots[side].first == banks[0].shape[2]
-            and spots[side].number == given.strips.shift
-        )
-        for part in range(len(banks)):
-            if not is_whole:
-                some = banks[part][nl.ds(side * tile, tile)]
-                where = (_place(part, given), side * tile)
-                zero(some, given.dense.tensor.dtype, where, (size, tile))
+    """The sums of a round of each part. Neighbours use different tiles of the array."""
+    strips = given.strips
+    together = groups_of(strips, nl.tile_size.pmax)
+    left: list[int] = []
+    for part in range(len(banks)):
+        groups = chunk.dense[part].shape[1] // strips.lanes - number * together
+        left.append(min(together, groups))
+        if left[part] < together or not _are_whole(given, spots):
+            _zero(given, banks[part], part)
     for index in range(len(spots)):
-        for part in range(len(banks)):
-            _multiply(given, banks[part], chunk, part, group, spots[index], index % sides)
+        for group in range(together):
+            for part in range(len(banks)):
+                if group < left[part]:
+                    side = index % strips.tiles * together + group
+                    _multiply(
+                        given, banks[part], chunk, part, number * together + group, spots[index],
+                        side,
+                    )  # fmt: skip
+
+
+def _are_whole(given: Given, spots: list[Spot]) -> bool:
+    """Whether the first product of each tile writes all of its sums."""
+    strips = given.strips
+    reach = reach_of(given.axes[1], strips.shift)
+    if len(spots) < strips.tiles:
+        return False
+    for spot in spots[0 : strips.tiles]:
+        if spot.end - spot.first < reach or spot.number < strips.shift:
+            return False
+    return True
+
+
+def _zero(given: Given, bank: nl.NkiTensor, part: int) -> None:
+    """A product of zeros, so that sums which the first products do not write are 0."""
+    pmax = nl.tile_size.pmax
+    place = place_of(part, given)
+    nisa.nc_matmul(
+        dst=bank,
+        stationary=given.zeros[nl.ds(place, 1), 0:pmax],
+        moving=given.zeros[nl.ds(place, 1), pmax:],
+        tile_position=(place, 0),
+        tile_size=(pmax // given.strips.parts, pmax),
+    )
 
 
 def _multiply(
@@ -333,7 +314,7 @@ def _multiply(
         dst=target.permute((0, 3, 1, 2)),
         stationary=left.permute((0, 2, 1)),
         moving=chunk.window[part][:, channels, rows, columns],
-        tile_position=(_place(part, given), side * tile),
+        tile_position=(place_of(part, given), side * tile),
         tile_size=(nl.tile_size.pmax // strips.parts, tile),
     )
 
@@ -344,39 +325,40 @@ def _add_up(given: Given, of: Sums, totals: nl.NkiTensor, column: int) -> int:
     """
     strips, axis = given.strips, given.axes[1]
     rows, taps = given.axes[0].kernel, given.axes[0].kernel * axis.kernel
-    together = max(1, nl.tile_size.psum_bank_fmax // taps)
+    together = groups_of(strips, nl.tile_size.pmax)
+    ones = given.ones.reshape_dim(1, (together, strips.shift, strips.lanes))
+    lanes = together * strips.lanes
     for part in range(len(of.parts)):
         sums = of.parts[part]
         channel = of.chunk.first + part * strips.channels
-        count = _channels_of(given, of.chunk, part)
-        for begin in range(0, sums.shape[1], together):
-            some = min(together, sums.shape[1] - begin)
-            bank = nl.ndarray((strips.lanes, some, rows, axis.kernel), nl.float32, buffer=nl.psum)
+        count = channels_of(given, of.chunk, part)
+        for begin in range(0, sums.shape[1], _rounds_of_bank(taps)):
+            some = min(_rounds_of_bank(taps), sums.shape[1] - begin)
+            bank = nl.ndarray((lanes, some, rows, axis.kernel), nl.float32, buffer=nl.psum)
             for step in range(strips.shift):
                 first = step * axis.stride
                 columns = slice(first, first + (axis.kernel - 1) * axis.dilation + 1, axis.dilation)
-                lanes = nl.ds(step * strips.lanes, strips.lanes)
                 nisa.nc_matmul(
                     dst=bank,
-                    stationary=given.ones[0 : sums.shape[0], lanes],
+                    stationary=ones[:, :, step],
                     moving=sums[:, nl.ds(begin, some), :, columns],
                     is_stationary_onezero=True,
                 )
-            result = nl.ndarray((strips.lanes, some, taps), given.out.dtype, buffer=nl.sbuf)
+            result = nl.ndarray((lanes, some, taps), given.out.dtype, buffer=nl.sbuf)
             nisa.activation(
-                dst=result, op=nl.copy, data=bank.reshape((strips.lanes, some, taps)),
-                reduce_op=nl.add, reduce_res=totals[0 : strips.lanes, nl.ds(column, 1)],
+                dst=result, op=nl.copy, data=bank.reshape((lanes, some, taps)),
+                reduce_op=nl.add, reduce_res=totals[0:lanes, nl.ds(column, 1)],
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
             )  # fmt: skip
             column = column + 1
-            left = count - begin * strips.lanes
-            _store(given, result, channel + begin * strips.lanes, min(left, some * strips.lanes))
+            left = min(count - begin * lanes, some * lanes)
+            _store(given, result, channel + begin * lanes, left)
     return column
 
 
 def _store(given: Given, result: nl.NkiTensor, channel: int, count: int) -> None:
-    """`result[lanes, groups, taps]` -> `count` channels of the result."""
-    lanes = given.strips.lanes
+    """`result[lanes, rounds, taps]` -> `count` channels of the result."""
+    lanes = result.shape[0]
     full = count // lanes
     if full > 0:
         target = given.out[nl.ds(channel, full * lanes)].reshape_dim(0, (full, lanes))

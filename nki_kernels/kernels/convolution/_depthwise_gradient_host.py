@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
 from trnx.nki_kernels.kernels._blocking import float32_per_bank
-from trnx.nki_kernels.kernels.convolution._depthwise_gradient import Strips, tile_of
+from trnx.nki_kernels.kernels.convolution._depthwise_gradient_strips import Strips, groups_of
 from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE
 from trnx.nki_kernels.kernels.convolution._strips import reach_of
 from trnx.nki_kernels.kernels.convolution._strips_host import (
@@ -24,6 +24,8 @@ from trnx.simulator.hardware import Hardware
 
 # Columns of tiles of the array, and cycles between two products of different ones.
 _TILES, _LEAST_CYCLES = (32, 64), 64
+# Cycles of a column of a product of float32.
+_FLOAT32 = 4
 # Elements that the start of an instruction of VectorE takes the time of.
 _START = 73
 # Bytes of a partition that are loaded at once, at least, and at most by all parts.
@@ -52,9 +54,9 @@ def strips_plan(
     strips = _best(b, rows, columns, one)
     if strips is None:
         return None
-    dma, tensor, vector = _engines(b, rows, columns, strips, one)
-    # Few products of a group do not hide what VectorE does between them.
-    if max(dma, tensor + 2 * vector) > _transposed_seconds(b, rows, columns, hw):
+    # The other way has ends, too.
+    other = _transposed_seconds(b, rows, columns, hw) + _ENDS_SECONDS
+    if _seconds(b, rows, columns, strips, one) > other:
         return None
     if hw.cores > 1:
         strips = _best(b, rows, columns, hw) or strips
@@ -72,8 +74,8 @@ def _candidates(b: Bindings, rows: RowAxis, columns: RowAxis, hw: Hardware) -> I
     images = int(b.x.shape[0])
     for parts in (1, 2, 4):
         for number, each in strips_of(rows, hw.partitions // parts // images):
-            for tile, shift in itertools.product(_TILES, (1, 2, 4, 8)):
-                sizes = (number, each, parts, tile // shift, shift)
+            for tile, shift, tiles in itertools.product(_TILES, (1, 2, 4, 8), (1, 2, 4)):
+                sizes = (number, each, parts, tile // shift, shift, tiles)
                 if found := _strips(b, (rows, columns), sizes, hw):
                     yield found
 
@@ -82,10 +84,13 @@ def _strips(
     b: Bindings, axes: tuple[RowAxis, RowAxis], sizes: tuple[int, ...], hw: Hardware
 ) -> Strips | None:
     """Strips of `sizes`: their number, rows, parts, and as in `Strips`; None
-    where a bank or SBUF has no place for them.
+    where a bank, SBUF or the array has no place for them.
     """
     rows, columns = axes
-    number, each, parts, lanes, shift = sizes
+    number, each, parts, lanes, shift, tiles = sizes
+    together = hw.partitions // (lanes * shift * tiles)
+    if together == 0 or tiles > each * -(-columns.long // shift):
+        return None
     if lanes * rows.kernel * reach_of(columns, shift) > float32_per_bank(hw):
         return None
     channel = each * columns.long + reach_of(rows, each) * columns.short
@@ -95,9 +100,13 @@ def _strips(
     # Few channels at once, so that products start early.
     every = -(-b.groups // (parts * lanes * hw.cores))
     groups = min(-(-_LEAST_BYTES // nbytes), _MOST_BYTES // (parts * nbytes), every)
+    # Whole rounds where there is a place for them.
+    groups = max(groups, min(together, _MOST_BYTES // (parts * nbytes), every))
+    if groups > together:
+        groups -= groups % together
     descriptors = 2 * b.groups * b.x.shape[0] * (number + 1)
     return Strips(
-        number, each, parts, lanes, shift, groups * lanes, descriptors <= MOST_DESCRIPTORS
+        number, each, parts, lanes, shift, tiles, groups * lanes, descriptors <= MOST_DESCRIPTORS
     )
 
 
@@ -129,14 +138,19 @@ def _engines(
     nbytes = sum(max(DESCRIPTOR_BYTES, run * b.x.dtype.itemsize) for run in runs)
     engines = strips.parts * -(-strips.number * images // PARTITIONS_PER_ENGINE)
     dma = channels * strips.number * images / engines * nbytes / hw.dma_engine_rate
-    # Each part has a group of lanes at a time.
-    groups = -(-channels // (strips.lanes * strips.parts)) * strips.parts
+    # Each part has a group of lanes at a time, and several tiles of the array side by side.
+    groups = -(-channels // (strips.lanes * strips.parts))
+    together = groups_of(strips, hw.partitions)
+    rounds = -(-groups // min(together, strips.channels // strips.lanes))
     size = strips.lanes * rows.kernel * reach_of(columns, strips.shift)
     spots = strips.rows * -(-columns.long // strips.shift)
-    # Several tiles side by side, of each part.
-    tiles = hw.partitions // tile_of(strips) * strips.parts
-    tensor = groups * spots * max(_LEAST_CYCLES, size / tiles) / hw.pe_clock
-    vector = groups * 2 * (size + _START) / hw.vector_clock
+    tiles = min(together, groups, strips.channels // strips.lanes) * strips.tiles * strips.parts
+    products = strips.parts * groups * spots * max(_LEAST_CYCLES, size / tiles)
+    # Sums of float32 over columns and tiles.
+    taps = rows.kernel * columns.kernel
+    sums = strips.parts * rounds * strips.shift * max(_LEAST_CYCLES, _FLOAT32 * taps)
+    tensor = (products + sums) / hw.pe_clock
+    vector = strips.parts * rounds * 2 * (size + _START) / hw.vector_clock
     return float(dma), float(tensor), float(vector)
 
 

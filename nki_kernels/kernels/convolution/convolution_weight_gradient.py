@@ -113,7 +113,7 @@ def _without_transposes(b: Bindings, hw: Hardware) -> Launch | None:
     few = is_gradient_static(b, numbers, all(kept), turns_by_dma(b, hw), hw)
     if (found := strips_plan(b, windows_of(b), hw)) is not None:
         both, strips = found
-        how = (tuple(tuple(axis) for axis in both), (*strips[:6], int(strips.is_static)))
+        how = (tuple(tuple(axis) for axis in both), (*strips[:-1], int(strips.is_static)))
         rest = (groups_together(b, hw), numbers, kept, few)
         launch = Launch.of(depthwise_gradient_kernel, b, _NAMES, b.weight.shape, *how, *rest)
         return replace(launch, unknown_trips=0)
