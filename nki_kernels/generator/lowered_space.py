@@ -143,11 +143,6 @@ class LoweredSpace:
         values = reachable(tuple(output.value for output in self.lowered.outputs))
         return all(v.dtype.is_floating_point for v in values if v.op == "reduce")
 
-    def finds_extrema(self) -> bool:
-        """Whether all reductions are extrema."""
-        values = reachable(tuple(output.value for output in self.lowered.outputs))
-        return all(v.name in ("maximum", "minimum") for v in values if v.op == "reduce")
-
     def selected(
         self, geometry: Geometry, sums_in_activations: bool = True, *, in_one_phase: bool = False
     ) -> TiledRegion:

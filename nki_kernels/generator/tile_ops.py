@@ -29,7 +29,7 @@ from trnx.nki_kernels.generator.turned_store import TurnedStore
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
 
-_PARTITIONS_PER_ENGINE = 8  # of DMA: 128 partitions over 16 engines, trainium_inferentia2_arch.rst
+PARTITIONS_PER_ENGINE = 8  # of DMA: 128 partitions over 16 engines, trainium_inferentia2_arch.rst
 _LOADS, _STORES = "load queue", "store queue"
 # Tiles whose pace counts.
 PACE = 4
@@ -194,7 +194,7 @@ class TileOps:
     def _transfer_of(self, turned: TurnedStore, value: Value) -> float:
         """ns of the DMA engines for a transposed result."""
         each = self._moved(turned.elements, turned.run, value.dtype.itemsize)
-        return turned.blocks * min(_PARTITIONS_PER_ENGINE, turned.rows) * each
+        return turned.blocks * min(PARTITIONS_PER_ENGINE, turned.rows) * each
 
     def _op(
         self, instruction: Instruction, loads: Mapping[Value, Strides], share: float = 1.0
@@ -213,7 +213,7 @@ class TileOps:
         if value in self._turned:
             # DMA transposes it, whatever its runs.
             rate = self._hw.dma_engine_rate / 1e9 * constants.dma_transpose_factor
-            lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
+            lanes = min(PARTITIONS_PER_ENGINE, self._geometry.partitions)
             transfer = lanes * self._elements(value) * value.dtype.itemsize / rate
             issue = constants.dma_issue_ns * (1 if lead is None else lead.block)
             if lead is not None and self._geometry.partitions // lead.block % lanes:
@@ -258,7 +258,7 @@ class TileOps:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""
         run = self._geometry.run(self._labels(value), strides)
         each = self._moved(self._elements(value), run, value.dtype.itemsize)
-        return min(_PARTITIONS_PER_ENGINE, self._geometry.partitions) * each
+        return min(PARTITIONS_PER_ENGINE, self._geometry.partitions) * each
 
     def _moved(self, elements: int, run: int, itemsize: int) -> float:
         """ns of a DMA engine for so many elements of a partition, in runs."""

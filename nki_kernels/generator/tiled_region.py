@@ -102,7 +102,7 @@ class TiledRegion:
         across = self.across
         assert across is not None
         phases = across.phases(self.keeps)
-        turned = {v for v, strides in self._stores if self.turned_store(v, strides)}
+        turned = {v for v, strides in self.stores if self.turned_store(v, strides)}
         later = turned if self.phase_stages > 1 else set[Value]()
         return [cut_phase(across, p, self.phase_stages, later, apart=self.apart) for p in phases]
 
@@ -155,7 +155,7 @@ class TiledRegion:
         return [
             last.get(value, 0)
             + (self.stores_apart and self.turned_store(value, strides) is not None)
-            for value, strides in self._stores
+            for value, strides in self.stores
         ]
 
     def carried(self) -> list[list[Value]]:
@@ -215,14 +215,18 @@ class TiledRegion:
         """Whether the descriptors of its transfers are few, so that they lie in HBM before the run
         and no transfer waits until DGE has made its own, about 600 ns (nki-dge.rst)."""
         moved = [pair for pair in self.load_strides.items() if not self.is_turned(pair[0])]
-        moved += self._stores
-        runs = sum(
-            elements(value, self.geometry) / self._run(value, strides) for value, strides in moved
-        )
-        return runs * self.geometry.partitions * self.geometry.tiles <= MOST_DESCRIPTORS
+        moved += self.stores
+        across, tiles = self.across, self.geometry.tiles
+        runs = 0.0
+        for value, strides in moved:
+            # Tiles of a reduction share its result.
+            shared = across is not None and value.op != "load" and not across.varies(value)
+            many = -(-tiles // across.steps) if across is not None and shared else tiles
+            runs += elements(value, self.geometry) / self._run(value, strides) * many
+        return runs * self.geometry.partitions <= MOST_DESCRIPTORS
 
     @property
-    def _stores(self) -> list[tuple[Value, Strides]]:
+    def stores(self) -> list[tuple[Value, Strides]]:
         """What is stored, with its strides."""
         pairs = zip(self.outputs, self.output_strides, strict=True)
         return [(self.held[output.value], strides) for output, strides in pairs]
@@ -241,7 +245,7 @@ class TiledRegion:
     @property
     def turns_stores(self) -> bool:
         """Whether TensorE transposes a result."""
-        return any(self.turned_store(value, strides) for value, strides in self._stores)
+        return any(self.turned_store(value, strides) for value, strides in self.stores)
 
     def bytes_in_work(self) -> int:
         """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
@@ -285,7 +289,7 @@ class TiledRegion:
         live = peak = 0
         ends: dict[int, int] = {}
         written: set[Value] = set()
-        turned = [(v, store) for v, s in self._stores if (store := self.turned_store(v, s))]
+        turned = [(v, store) for v, s in self.stores if (store := self.turned_store(v, s))]
         live += sum(v.dtype.itemsize * store.blocks * store.elements for v, store in turned)
         for index, instruction in enumerate(self.instructions):
             for value in instruction.writes():
