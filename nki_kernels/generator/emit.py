@@ -68,6 +68,8 @@ class Emitter(StoreEmitter):
             return self._load_runs(instruction.dst, rows, constant=constant)
         if instruction.call == "load" and self.region.is_turned(instruction.dst):
             return [*lines, *self._load_turned(instruction.dst, rows, constant=constant)]
+        if instruction.call == "load" and (turned := self.region.turned_load(instruction.dst)):
+            return [*lines, *self._load_by_tensor(instruction.dst, turned, rows, constant=constant)]
         if instruction.call == "load":
             value = instruction.dst
             where = self.address(self.region.load_strides[value], value, rows, constant=constant)

@@ -160,6 +160,10 @@ class LoweredSpace:
         region = in_own_order(region)
         if self.hw.generation == 2:
             return region
+        plain = [v for v in region.load_strides if not region.is_turned(v)]
+        region = dataclasses.replace(region, turned_loads=frozenset(plain))
+        turned = frozenset(filter(region.turned_load, plain))
+        region = dataclasses.replace(region, turned_loads=turned)
         halved = (i.dst for i in region.instructions if region.is_faster_in_halves(i))
         return dataclasses.replace(region, halved=frozenset(halved))
 
