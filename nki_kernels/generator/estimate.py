@@ -218,6 +218,8 @@ class Estimate(TileOps):
         key = (("sum", value), tile[0])
         made = self._made[value, tile]
         adds = self._ops[made].queue != TENSOR and value not in self._halved | self._in_columns
+        # One tile alone writes the accumulator.
+        adds = adds and not (self._steps == 1 and instruction.dst is value)
         if adds and not (instruction.result is value and EACH_TILE in value.axes):
             before = self._made.get(key)
             made = self._chain(
