@@ -16,6 +16,8 @@ from trnx.nki_kernels.generator.ir import Dims
 EFFICIENT_RUN = 128
 # With fewer rows than this in a partition, one value a row is a better operand unfolded.
 _LEAST_FOLD = 4
+# Tiles that are all alike may have so much more rows in a partition.
+_LONGER = 4
 # What a tile costs besides its elements, in elements of one partition: the fixed parts of its
 # instructions and transfers, about 200 ns.
 _TILE_OVERHEAD = 200
@@ -232,9 +234,10 @@ def cut_rows(
     overlap: bool = False,
 ) -> tuple[RowTiles, ...]:
     """`size` rows of `row` elements from `start` along that many `partitions`, at most `fold` in
-    each: tiles all alike where these leave few partitions empty, or where the last one may
-    `overlap` the one before, whose rows it computes once more; else tiles of all partitions, which
-    differ by one row in each at the most, and one of what is left, a row in each."""
+    each: tiles all alike where these leave few partitions empty, also of a few more rows, or where
+    the last one may `overlap` the one before, whose rows it computes once more; else tiles of all
+    partitions, which differ by one row in each at the most, and one of what is left, a row in each.
+    """
     tiles = max(1, -(-size // (fold * partitions)))
     each, left = divmod(size, tiles * partitions)
     wide, rest = divmod(left, partitions)
@@ -244,7 +247,7 @@ def cut_rows(
         [(count, lanes, size // (count * lanes))]
         for count in range(tiles, tiles + tiles // 8 + 1)
         for lanes in range(min(partitions, size), partitions // 2, -1)
-        if size % (count * lanes) == 0 and size // (count * lanes) <= fold
+        if size % (count * lanes) == 0 and size // (count * lanes) <= fold + fold // _LONGER
     ]
     ways = [*alike, groups]
     if overlap and tiles > 1:

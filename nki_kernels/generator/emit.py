@@ -21,7 +21,8 @@ from trnx.nki_kernels.generator.emit_tiles import BITS
 from trnx.nki_kernels.generator.engines import next_table, parts_of, table_loads, table_of_call
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
-from trnx.nki_kernels.generator.select_instructions import Beside, Instruction, Tile
+from trnx.nki_kernels.generator.overlaps import selecting
+from trnx.nki_kernels.generator.select_instructions import Beside, Instruction, Overlap, Tile
 
 
 class Emitter(StoreEmitter):
@@ -67,6 +68,8 @@ class Emitter(StoreEmitter):
             return self._load_runs(instruction.dst, rows, constant=constant)
         if instruction.call == "load" and self.region.is_turned(instruction.dst):
             return [*lines, *self._load_turned(instruction.dst, rows, constant=constant)]
+        if instruction.call == "load" and (turned := self.region.turned_load(instruction.dst)):
+            return [*lines, *self._load_by_tensor(instruction.dst, turned, rows, constant=constant)]
         if instruction.call == "load":
             value = instruction.dst
             where = self.address(self.region.load_strides[value], value, rows, constant=constant)
@@ -74,11 +77,23 @@ class Emitter(StoreEmitter):
             return [*lines, *self._dma(dst, source, aside=value in self.region.aside)]
         if instruction.dst in self.region.halved:
             return [*lines, *self._halves(instruction, rows, constant=constant)]
+        if instruction.overlap is not None:
+            return [*lines, *self._once(instruction, instruction.overlap, dst, constant=constant)]
         if instruction.by_row is not None:
             return [*lines, *self._by_row(instruction, instruction.by_row, dst, constant=constant)]
         if instruction.beside is None:
             return [*lines, *self._instruction(instruction, dst, constant=constant)]
         return [*lines, *self._in_parts(instruction, instruction.beside, dst, constant=constant)]
+
+    def _once(
+        self, instruction: Instruction, overlap: Overlap, dst: str, *, constant: bool
+    ) -> list[str]:
+        """The selection of what parts of an axis do not share."""
+        axes, label = self.axes(instruction.dst), overlap.label
+        counts = [self.count(d, constant=constant) for d in axes]
+        start = f"i{self.position[label]}" if label in self.looped else "0"
+        at = axes.index(label) if label in axes else None
+        return selecting(dst, overlap, start, counts, at)
 
     def _in_parts(
         self, instruction: Instruction, beside: Beside, dst: str, *, constant: bool

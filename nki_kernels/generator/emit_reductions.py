@@ -27,7 +27,7 @@ from trnx.nki_kernels.generator.partition_groups import (
     sums_of,
 )
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
-from trnx.nki_kernels.generator.select_instructions import Beside, Instruction, Tile
+from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Beside, Instruction, Tile
 
 # Sums of which each may have two of the eight banks of PSUM and leaves room for transposes.
 _MOST_IN_TWO_BANKS = 2
@@ -159,10 +159,17 @@ class ReductionEmitter(Emitter):
         if self._is_wide(combine):
             reduced, stays = self.across.free(self._source(combine))
             shape = self._flat_shape(self.rows, str(self.across.size(reduced)), stays)
-        return [
-            f"{stem}_acc = nl.ndarray({shape}, dtype={kind}, buffer=nl.sbuf)",
-            f"nisa.memset(dst={stem}_acc, value={_IDENTITY[self._op(combine)[3:]]})",
-        ]
+        lines = [f"{stem}_acc = nl.ndarray({shape}, dtype={kind}, buffer=nl.sbuf)"]
+        if self._has_one_tile(combine):
+            return lines
+        return [*lines, f"nisa.memset(dst={stem}_acc, value={_IDENTITY[self._op(combine)[3:]]})"]
+
+    def _has_one_tile(self, combine: Instruction) -> bool:
+        """Whether one tile has all that is reduced, and writes the accumulator in place of adding
+        to it."""
+        partial = self._partial_of(combine)
+        in_place = partial.dst is combine.reads()[0] and EACH_TILE not in partial.dst.axes
+        return self.across.steps == 1 and in_place and not self._is_wide(combine)
 
     def _groups_of(self, combine: Instruction) -> Groups:
         """How TensorE adds up the partitions. Where all of these get the total, the ones, a column
@@ -300,15 +307,21 @@ class ReductionEmitter(Emitter):
         source = data.value
         reduced, _ = self.across.free(source)
         name = self.view(data, constant=False, on_bits=False)
+        is_single = self._has_one_tile(combine)
+        goal = f"{self._stem(combine)}_acc[0:p]"
         if not reduced:
-            return self._add(combine, name)
+            copy = [f"nisa.tensor_copy(dst={goal}, src={name})"]
+            return copy if is_single else self._add(combine, name)
         partial = f"{self._stem(combine)}_part"
         (old,) = combine.reads()
         axes = self._axes_of(source, old)
         view = name + self._turned(source, old)
+        arguments = f"op={self._op(combine)}, data={view}, axis={axes}"
+        if is_single:
+            return [f"nisa.tensor_reduce(dst={goal}, {arguments})"]
         return [
             f"{partial} = nl.ndarray({self.shape(old, 'p')}, dtype={DTYPES[old.dtype]},"
             " buffer=nl.sbuf)",
-            f"nisa.tensor_reduce(dst={partial}, op={self._op(combine)}, data={view}, axis={axes})",
+            f"nisa.tensor_reduce(dst={partial}, {arguments})",
             *self._add(combine, partial),
         ]

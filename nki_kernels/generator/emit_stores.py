@@ -83,11 +83,12 @@ class StoreEmitter(TileEmitter):
         )
 
     def _store_from_partitions(self, index: int, labels: Sequence[int]) -> list[str]:
-        """The transfer of a result of which each partition has one value."""
+        """The transfer of a result of which each partition has one value, or one for each row."""
         held = self.region.held[self.region.outputs[index].value]
         strides = self.region.output_strides[index]
         pattern = [f"[{strides.get(d, 0)}, {self.count(d)}]" for d in labels]
-        where = access([*pattern, "[1, 1]"], self._offset(strides, constant=False))
+        rows = f"[{strides.get(self.g.partition, 0)}, m]" if self.g.leads_reduced else "[1, 1]"
+        where = access([*pattern, rows], self._offset(strides, constant=False))
         return self._dma(f"out{index}.ap({where})", f"src={self.name(held)}")
 
     def _many_rows(self) -> bool:

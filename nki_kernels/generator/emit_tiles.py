@@ -13,6 +13,7 @@ from trnx.nki_kernels.generator.emit_text import DTYPES, access, call, run_lengt
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.nki_kernels.generator.turned_load import TurnedLoad, in_blocks, transposed
 
 BITS = ".view(nl.int32)"
 
@@ -236,3 +237,23 @@ class TileEmitter:
             *self._dma(f"{runs}[{run}]", source, aside=value in self.region.aside),
             f"{name} = {runs}[{run} : {step}]",
         ]
+
+    def _load_by_tensor(
+        self, value: Value, turned: TurnedLoad, rows: str, *, constant: bool
+    ) -> list[str]:
+        """Load what TensorE transposes, with another axis on the partitions (`turned_load.py`)."""
+        strides, axes, row = self.region.load_strides[value], self.axes(value), self.g.partition
+        counts = {d: self.count(d, constant=constant) for d in axes} | {row: rows}
+        kind = DTYPES[value.dtype]
+        shape = ", ".join(["wide", *(counts[d] for d in turned.free)])
+        pattern = [f"[{strides[turned.label]}, wide]"]
+        pattern += [f"[{strides[d]}, {counts[d]}]" for d in turned.free]
+        offset = self._offset(strides, constant=constant)
+        where = access(pattern, [*offset, times("first", strides[turned.label])])
+        lines = [
+            f"loaded = nl.ndarray(({shape}), dtype={kind}, buffer=nl.sbuf)",
+            *self._dma("loaded", f"src={self.parameters[value.name]}.ap({where})",
+                       aside=value in self.region.aside),
+            *transposed(turned, self.name(value), kind, value.dtype.itemsize, tuple(axes), counts),
+        ]  # fmt: skip
+        return in_blocks(counts[turned.label], lines)

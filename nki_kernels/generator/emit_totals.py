@@ -37,11 +37,11 @@ class TotalEmitter(ReductionEmitter):
     @functools.cached_property
     def turned(self) -> Instruction | None:
         """What combines the total that stays on the partitions."""
-        return turned_total(self.across, self.phases)
+        return turned_total(self.across, self.phases, dict(self.region.stores))
 
     @functools.cached_property
     def _on_partitions(self) -> frozenset[Value]:
-        """That total, and what is computed of it: one value a partition."""
+        """That total, and what is computed of it: one value a partition, or one for each row."""
         if self.turned is None:
             return frozenset()
         return frozenset([self.turned.dst, *(v for i in self.phases[-1].once for v in i.writes())])
@@ -49,6 +49,12 @@ class TotalEmitter(ReductionEmitter):
     def axes(self, value: Value) -> list[int]:
         """The free axes of a value's tile."""
         return [] if value in self._on_partitions else super().axes(value)
+
+    def shape(self, value: Value, rows: str, *, constant: bool = False) -> str:
+        """The shape of a value's tile."""
+        if value in self._on_partitions and self.g.leads_reduced:
+            return f"({rows}, m)"
+        return super().shape(value, rows, constant=constant)
 
     def _width_of(self, combine: Instruction) -> str:
         """How many values of a total stay."""
@@ -90,13 +96,19 @@ class TotalEmitter(ReductionEmitter):
     def _combined_on_partitions(self, combine: Instruction) -> list[str]:
         """The total, a value that stays on each partition."""
         stem, dst, width = self._stem(combine), combine.dst, self._width_of(combine)
-        kind = self._kind_of_parts(combine)
+        kind, data, axis = self._kind_of_parts(combine), "turned", 1
+        count = "p" if self.g.leads_reduced else str(self.full)
+        if self.g.leads_reduced:
+            view = f"turned.reshape(({width}, {self.lead_count(constant=False)}, m))"
+            data, axis = f"{view}.permute((0, 2, 1))", 2
+        shape = self.shape(dst, width) if self.g.leads_reduced else f"({width}, 1)"
+        arguments = f"op={self._op(combine)}, data={data}, axis=({axis},)"
         return [
             *self._parts(combine, width),
-            f"turned = nl.ndarray(({width}, {self.full}), dtype={kind}, buffer=nl.psum)",
+            f"turned = nl.ndarray(({width}, {count}), dtype={kind}, buffer=nl.psum)",
             "nisa.nc_transpose(dst=turned, data=parts)",
-            f"{stem}_tile = nl.ndarray(({width}, 1), dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
-            f"nisa.tensor_reduce(dst={stem}_tile, op={self._op(combine)}, data=turned, axis=(1,))",
+            f"{stem}_tile = nl.ndarray({shape}, dtype={DTYPES[dst.dtype]}, buffer=nl.sbuf)",
+            f"nisa.tensor_reduce(dst={stem}_tile, {arguments})",
         ]
 
     def _needs_one(self, n: int) -> bool:

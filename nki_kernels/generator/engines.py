@@ -108,6 +108,8 @@ class EngineCosts:
         if engine == GPSIMD:
             # It adds what is reduced to an accumulator.
             is_sum = instruction.call == "tensor_reduce"
+            if instruction.overlap is not None:
+                share = 0.0  # a few elements
             work = size * (2 if is_sum else max(1, self._tiles_read(instruction, size)))
             taken = (work * share + constants.gpsimd_start_cycles) * 1e9 / chip.gpsimd_clock
             return {GPSIMD: taken, PORT: taken}

@@ -5,6 +5,7 @@ No Program is traced.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,7 +24,7 @@ from trnx.nki_kernels.generator.list_order import Turn, list_order
 from trnx.nki_kernels.generator.partition_groups import groups_of
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
-from trnx.nki_kernels.generator.tile_ops import PACE, TileOps
+from trnx.nki_kernels.generator.tile_ops import PACE, PARTITIONS_PER_ENGINE, TileOps
 from trnx.nki_kernels.generator.turned_totals import turned_total
 from trnx.simulator.costs.constants import timing
 
@@ -130,7 +131,7 @@ class Estimate(TileOps):
         columns = [c for p in phases for c in p.combines if across.in_columns(c)]
         self._in_columns = frozenset(c.reads()[0] for c in columns)
         self._steps = across.steps
-        self._turned_total = turned_total(across, phases)
+        self._turned_total = turned_total(across, phases, dict(stores))
         most = across.steps if by_stage else _MOST_TILES
         counts = [min(across.steps, most + one.depth - 1) for one in staged]
         rows = [r for r in across.rows for _ in r.starts] if self._geometry.crosses else []
@@ -158,8 +159,9 @@ class Estimate(TileOps):
                 for i in phase.combines:
                     self._combine(i, block)
                 for n in phase.stores:
-                    if not across.varies(across.results[n]):
-                        self._store(across.results[n], strides[across.results[n]], (block, None))
+                    result = across.results[n]
+                    if not across.varies(result):
+                        self._store_total(result, strides[result], (block, None))
             ends.append(len(self._ops) - 1)
         apart = 3 if len(rows) == 3 else PACE
         more = [
@@ -216,6 +218,8 @@ class Estimate(TileOps):
         key = (("sum", value), tile[0])
         made = self._made[value, tile]
         adds = self._ops[made].queue != TENSOR and value not in self._halved | self._in_columns
+        # One tile alone writes the accumulator.
+        adds = adds and not (self._steps == 1 and instruction.dst is value)
         if adds and not (instruction.result is value and EACH_TILE in value.axes):
             before = self._made.get(key)
             made = self._chain(
@@ -274,7 +278,9 @@ class Estimate(TileOps):
                 size = turned * wide // lanes
                 back = [self._chain(TENSOR, size, (column,)) for _ in range(many)]
                 after = (self._chain(VECTOR, many * wide, back[-1:]),)
-        if self._geometry.leads_reduced and self._geometry.lead_in_quadrants:
+        if self._geometry.leads_reduced and combine is self._turned_total:
+            after = (self._chain(VECTOR, lanes, (self._chain(TENSOR, turned, after),)),)
+        elif self._geometry.leads_reduced and self._geometry.lead_in_quadrants:
             for _ in range(3):
                 after = (self._chain(VECTOR, width, after),)
         elif self._geometry.leads_reduced:
@@ -283,6 +289,16 @@ class Estimate(TileOps):
             after = (self._chain(VECTOR, width, after),)
         self._made[combine.dst, (block, None)] = after[0]
         self._made[("total", partial), block] = after[0]
+
+    def _store_total(self, value: Value, strides: Strides, tile: Hashable) -> None:
+        """The store of what all tiles share."""
+        self._store(value, strides, tile)
+        if self._turned_total is not None and self._geometry.leads_reduced:
+            # Rows lie side by side, and what stays on the partitions.
+            rows = max(r.count for r in self._geometry.rows)
+            each = self._moved(rows, rows, value.dtype.itemsize)
+            transfer = min(PARTITIONS_PER_ENGINE, self._elements(value)) * each
+            self._ops[-1] = replace(self._ops[-1], transfer=transfer)
 
     def _total_of_columns(self, combine: Instruction, after: tuple[int, ...]) -> tuple[int, ...]:
         """What adds up the columns that tiles leave, and the partitions where these are reduced."""

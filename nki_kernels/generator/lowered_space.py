@@ -143,11 +143,6 @@ class LoweredSpace:
         values = reachable(tuple(output.value for output in self.lowered.outputs))
         return all(v.dtype.is_floating_point for v in values if v.op == "reduce")
 
-    def finds_extrema(self) -> bool:
-        """Whether all reductions are extrema."""
-        values = reachable(tuple(output.value for output in self.lowered.outputs))
-        return all(v.name in ("maximum", "minimum") for v in values if v.op == "reduce")
-
     def selected(
         self, geometry: Geometry, sums_in_activations: bool = True, *, in_one_phase: bool = False
     ) -> TiledRegion:
@@ -165,6 +160,10 @@ class LoweredSpace:
         region = in_own_order(region)
         if self.hw.generation == 2:
             return region
+        plain = [v for v in region.load_strides if not region.is_turned(v)]
+        region = dataclasses.replace(region, turned_loads=frozenset(plain))
+        turned = frozenset(filter(region.turned_load, plain))
+        region = dataclasses.replace(region, turned_loads=turned)
         halved = (i.dst for i in region.instructions if region.is_faster_in_halves(i))
         return dataclasses.replace(region, halved=frozenset(halved))
 

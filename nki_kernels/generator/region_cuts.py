@@ -31,6 +31,8 @@ from trnx.nki_kernels.generator.geometry import (
 from trnx.nki_kernels.generator.ir import Dims
 from trnx.nki_kernels.generator.long_runs import Access, Space
 from trnx.nki_kernels.generator.lowered_space import LoweredSpace
+from trnx.nki_kernels.generator.overlaps import added_once, may_overlap
+from trnx.nki_kernels.generator.select_instructions import Overlap
 from trnx.nki_kernels.generator.split import (
     equal_parts,
     filled_by,
@@ -198,8 +200,8 @@ class RegionCuts(LoweredSpace):
                 yield from _of_sizes(functools.partial(cuts.led_in_steps, partition, lead))
         if in_steps:
             across = {d: self.sizes[d] for d in self.order if d in self.reduced}
-            # What parts that overlap have in common would be added up twice; extrema take it twice.
-            overlap = self.finds_extrema()
+            # What parts that overlap have in common is added up once; extrema take it twice.
+            overlap = may_overlap(self.lowered)
             ways = [
                 (partition, d, count)
                 for partition, d, count in ways_to_split(across, filled)
@@ -219,6 +221,8 @@ class RegionCuts(LoweredSpace):
         for partition, d, count in sorted(ways, key=self._seconds_of_way)[:_MOST_SPLITS]:
             inner, step = equal_parts(self.sizes[d], count)
             lowered, strides, outer = split_dimension(self.lowered, self.strides, d, step)
+            if inner > step:
+                lowered = added_once(lowered, Overlap(d, step, count), outer)
             at = self.order.index(d)
             order = (*self.order[:at], outer, *self.order[at:])
             sizes = {**self.sizes, d: inner, outer: count}

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -54,6 +55,16 @@ class Beside:
     size: int
 
 
+class Overlap(NamedTuple):
+    """What parts of an axis share (`overlaps.py`): they begin a `step` of its elements apart. In
+    all of the `parts` but the last one the elements from that on become the `identity`."""
+
+    label: int
+    step: int
+    parts: int
+    identity: float = 0.0
+
+
 @dataclass(frozen=True)
 class Instruction:
     """`nisa.<call>(dst=..., <arguments>)`; `result` is the tile that `reduce_res` fills.
@@ -61,7 +72,8 @@ class Instruction:
     `on_bits` says that the float32 tiles are taken as int32; `word` is the word of an int64 that it
     writes; `engine` runs it, which is NKI's choice where it is None (`engines.py`); another engine
     may compute a part of the tile `beside` it. Where `by_row` is an axis, the first free one of its
-    tiles, it is an instruction for each element of that (`row_by_row.py`).
+    tiles, it is an instruction for each element of that (`row_by_row.py`). It changes what parts
+    of an axis share where there is an `overlap`.
     """
 
     call: str
@@ -73,6 +85,7 @@ class Instruction:
     word: int | None = None
     beside: Beside | None = None
     by_row: int | None = None
+    overlap: Overlap | None = None
 
     def reads(self) -> list[Value]:
         """The values that it reads."""
@@ -315,6 +328,15 @@ class InstructionSelector:
             and source.axes == cast.axes
             and source not in self._sums
             and source not in self._sums.values()
+        )
+
+    def _visit_once(self, value: Value) -> None:
+        """Changes the tile of its source, which nothing else reads."""
+        (source,) = values_of(value.args)
+        held = self._done[value] = self._visit(source)
+        data = (("data", Tile(held, None)),)
+        self._instructions.append(
+            Instruction("affine_select", held, data, engine="gpsimd", overlap=value.attribute)
         )
 
     def _visit_alu(self, value: Value) -> None:

@@ -25,11 +25,12 @@ from trnx.nki_kernels.generator.geometry import Geometry, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.timeline import Op, visible_times
+from trnx.nki_kernels.generator.turned_load import TurnedLoad
 from trnx.nki_kernels.generator.turned_store import TurnedStore
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.hardware import Hardware
 
-_PARTITIONS_PER_ENGINE = 8  # of DMA: 128 partitions over 16 engines, trainium_inferentia2_arch.rst
+PARTITIONS_PER_ENGINE = 8  # of DMA: 128 partitions over 16 engines, trainium_inferentia2_arch.rst
 _LOADS, _STORES = "load queue", "store queue"
 # Tiles whose pace counts.
 PACE = 4
@@ -43,9 +44,8 @@ class TileOps:
     """Estimates for one geometry; `elements` are those of a value in a partition of a tile,
     `labels` its free axes in the order of the tile, `halved` the reductions that take no strides,
     `turned` the loads that DMA transposes, `permuted` the values that lie in an order of their own,
-    `turned_store` says how TensorE transposes a result for its store; the queue of stores has the
-    loads `aside`;
-    `is_static` says that descriptors lie in HBM."""
+    `turned_store` and `turned_load` say how TensorE transposes results and loads; the queue of
+    stores has the loads `aside`; `is_static` says that descriptors lie in HBM."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class TileOps:
         turned: frozenset[Value],
         permuted: Collection[Value],
         turned_store: TurnedStores,
+        turned_load: Callable[[Value], TurnedLoad | None],
         aside: Collection[Value],
         *,
         is_static: bool,
@@ -65,6 +66,7 @@ class TileOps:
         self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
         self._costs = EngineCosts(hw, self._elements, permuted)
         self._halved, self._turned, self._turned_store = halved, turned, turned_store
+        self._turned_load = turned_load
         self._aside = aside
         constants = timing(hw)
         self._issue = constants.dma_static_issue_ns if is_static else constants.dma_issue_ns
@@ -86,8 +88,8 @@ class TileOps:
         if len(geometry.rows) > 1 and rest.fold < geometry.rows[0].fold and rows_loop:
             few = dataclasses.replace(geometry, rows=(rest,))
             self._left = TileOps(
-                hw, few, elements, labels, halved, turned, permuted, turned_store, aside,
-                is_static=is_static,
+                hw, few, elements, labels, halved, turned, permuted, turned_store, turned_load,
+                aside, is_static=is_static,
             )  # fmt: skip
 
     def _end(self, last: int | None = None) -> float:
@@ -149,6 +151,8 @@ class TileOps:
         ops = [costs._op(part, loads, share) for part, share in parts_of(instruction)]
         self._ops += [dataclasses.replace(op, after=after) for op in ops]
         self._made.update({(v, tile): len(self._ops) - len(ops) for v in instruction.writes()})
+        if instruction.call == "load" and (by_tensor := self._turned_load(instruction.dst)):
+            self._made[instruction.dst, tile] = self._turned_by_tensor(by_tensor, instruction.dst)
         if len(ops) > 1:
             self._beside[len(self._ops) - 2] = len(self._ops) - 1
 
@@ -191,10 +195,21 @@ class TileOps:
                 copies.append(self._chain(turned.engine, size, products[-1:], table=""))
         return tuple(copies[-1:])
 
+    def _turned_by_tensor(self, turned: TurnedLoad, value: Value) -> int:
+        """What transposes a load, after the last op: the last copy out of PSUM."""
+        loaded, many = len(self._ops) - 1, turned.in_a_bank(value.dtype.itemsize)
+        columns = turned.wide * max(1, value.dtype.itemsize // 2)
+        for _ in range(turned.blocks):
+            for first in range(0, turned.products, many):
+                count = min(many, turned.products - first)
+                products = [self._chain(TENSOR, columns, (loaded,)) for _ in range(count)]
+                self._chain(SCALAR, count * turned.wide, products[-1:], table="")
+        return len(self._ops) - 1
+
     def _transfer_of(self, turned: TurnedStore, value: Value) -> float:
         """ns of the DMA engines for a transposed result."""
         each = self._moved(turned.elements, turned.run, value.dtype.itemsize)
-        return turned.blocks * min(_PARTITIONS_PER_ENGINE, turned.rows) * each
+        return turned.blocks * min(PARTITIONS_PER_ENGINE, turned.rows) * each
 
     def _op(
         self, instruction: Instruction, loads: Mapping[Value, Strides], share: float = 1.0
@@ -213,7 +228,7 @@ class TileOps:
         if value in self._turned:
             # DMA transposes it, whatever its runs.
             rate = self._hw.dma_engine_rate / 1e9 * constants.dma_transpose_factor
-            lanes = min(_PARTITIONS_PER_ENGINE, self._geometry.partitions)
+            lanes = min(PARTITIONS_PER_ENGINE, self._geometry.partitions)
             transfer = lanes * self._elements(value) * value.dtype.itemsize / rate
             issue = constants.dma_issue_ns * (1 if lead is None else lead.block)
             if lead is not None and self._geometry.partitions // lead.block % lanes:
@@ -223,6 +238,9 @@ class TileOps:
             done = issue - constants.dma_issue_ns + constants.dma_done_ns
             return Op(_LOADS, issue, done, transfer=transfer)
         transfer = self._transfer(value, strides)
+        if by_tensor := self._turned_load(value):
+            each = self._moved(by_tensor.elements, by_tensor.run, value.dtype.itemsize)
+            transfer = by_tensor.blocks * min(PARTITIONS_PER_ENGINE, by_tensor.wide) * each
         queue = _STORES if value in self._aside else _LOADS
         return Op(queue, self._issue, constants.dma_done_ns, transfer=transfer)
 
@@ -258,7 +276,7 @@ class TileOps:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""
         run = self._geometry.run(self._labels(value), strides)
         each = self._moved(self._elements(value), run, value.dtype.itemsize)
-        return min(_PARTITIONS_PER_ENGINE, self._geometry.partitions) * each
+        return min(PARTITIONS_PER_ENGINE, self._geometry.partitions) * each
 
     def _moved(self, elements: int, run: int, itemsize: int) -> float:
         """ns of a DMA engine for so many elements of a partition, in runs."""

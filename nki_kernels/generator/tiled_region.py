@@ -21,6 +21,7 @@ from trnx.nki_kernels.generator.list_order import Turn
 from trnx.nki_kernels.generator.lower import Output
 from trnx.nki_kernels.generator.phase_stages import PhaseStages, cut_phase
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.turned_load import TurnedLoad, turned_load
 from trnx.nki_kernels.generator.turned_store import TurnedStore, turned_store
 from trnx.simulator.hardware import Hardware
 
@@ -52,7 +53,8 @@ class TiledRegion:
     TensorE transposes for a store (`turned_store.py`) is copied out of PSUM by `copies_on`, in a
     stage of its own where `stores_apart`. The queue of stores has the loads `aside`
     (`loads_aside.py`). Tiles that stay in SBUF run their stages in the order of `turns`, of each
-    phase, where that is given (`list_order.py`).
+    phase, where that is given (`list_order.py`). TensorE transposes `turned_loads`
+    (`turned_load.py`).
     """
 
     outputs: tuple[Output, ...]
@@ -74,6 +76,7 @@ class TiledRegion:
     stores_apart: bool = False
     aside: frozenset[Value] = frozenset()
     turns: tuple[tuple[Turn, ...], ...] = ()
+    turned_loads: frozenset[Value] = frozenset()
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -102,7 +105,7 @@ class TiledRegion:
         across = self.across
         assert across is not None
         phases = across.phases(self.keeps)
-        turned = {v for v, strides in self._stores if self.turned_store(v, strides)}
+        turned = {v for v, strides in self.stores if self.turned_store(v, strides)}
         later = turned if self.phase_stages > 1 else set[Value]()
         return [cut_phase(across, p, self.phase_stages, later, apart=self.apart) for p in phases]
 
@@ -121,7 +124,7 @@ class TiledRegion:
         order = tuple(self.layouts.values())
         stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.tail, self.apart,
                   bool(self.turns))  # fmt: skip
-        stores = (self.copies_on, self.stores_apart, len(self.aside))
+        stores = (self.copies_on, self.stores_apart, len(self.aside), len(self.turned_loads))
         return (self.geometry, self.keeps, self.kept_tiles, calls, order, stages, stores)
 
     @property
@@ -155,7 +158,7 @@ class TiledRegion:
         return [
             last.get(value, 0)
             + (self.stores_apart and self.turned_store(value, strides) is not None)
-            for value, strides in self._stores
+            for value, strides in self.stores
         ]
 
     def carried(self) -> list[list[Value]]:
@@ -195,7 +198,7 @@ class TiledRegion:
         turned = frozenset(filter(self.is_turned, self.load_strides))
         estimate = Estimate(
             hw, self.geometry, elements, self.labels, self.halved, turned, self.layouts,
-            self.turned_store, self.aside, is_static=self.is_static,
+            self.turned_store, self.turned_load, self.aside, is_static=self.is_static,
         )  # fmt: skip
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
@@ -215,20 +218,32 @@ class TiledRegion:
         """Whether the descriptors of its transfers are few, so that they lie in HBM before the run
         and no transfer waits until DGE has made its own, about 600 ns (nki-dge.rst)."""
         moved = [pair for pair in self.load_strides.items() if not self.is_turned(pair[0])]
-        moved += self._stores
-        runs = sum(
-            elements(value, self.geometry) / self._run(value, strides) for value, strides in moved
-        )
-        return runs * self.geometry.partitions * self.geometry.tiles <= MOST_DESCRIPTORS
+        moved += self.stores
+        across, tiles = self.across, self.geometry.tiles
+        runs = 0.0
+        for value, strides in moved:
+            # Tiles of a reduction share its result.
+            shared = across is not None and value.op != "load" and not across.varies(value)
+            many = -(-tiles // across.steps) if across is not None and shared else tiles
+            runs += elements(value, self.geometry) / self._run(value, strides) * many
+        return runs * self.geometry.partitions <= MOST_DESCRIPTORS
 
     @property
-    def _stores(self) -> list[tuple[Value, Strides]]:
+    def stores(self) -> list[tuple[Value, Strides]]:
         """What is stored, with its strides."""
         pairs = zip(self.outputs, self.output_strides, strict=True)
         return [(self.held[output.value], strides) for output, strides in pairs]
 
+    def turned_load(self, value: Value) -> TurnedLoad | None:
+        """How TensorE transposes a load, None where it does not."""
+        if value not in self.turned_loads:
+            return None
+        return turned_load(self.geometry, value, self.labels(value), self.load_strides[value])
+
     def _run(self, value: Value, strides: Strides) -> int:
         """Elements that lie side by side in memory and in what DMA moves."""
+        if by_tensor := self.turned_load(value):
+            return by_tensor.run
         turned = None if value.op == "load" else self.turned_store(value, strides)
         return turned.run if turned else self.geometry.run(self.labels(value), strides)
 
@@ -241,7 +256,7 @@ class TiledRegion:
     @property
     def turns_stores(self) -> bool:
         """Whether TensorE transposes a result."""
-        return any(self.turned_store(value, strides) for value, strides in self._stores)
+        return any(self.turned_store(value, strides) for value, strides in self.stores)
 
     def bytes_in_work(self) -> int:
         """Bytes of SBUF per partition of two tiles, so that loads overlap with work, and of what
@@ -285,7 +300,7 @@ class TiledRegion:
         live = peak = 0
         ends: dict[int, int] = {}
         written: set[Value] = set()
-        turned = [(v, store) for v, s in self._stores if (store := self.turned_store(v, s))]
+        turned = [(v, store) for v, s in self.stores if (store := self.turned_store(v, s))]
         live += sum(v.dtype.itemsize * store.blocks * store.elements for v, store in turned)
         for index, instruction in enumerate(self.instructions):
             for value in instruction.writes():
@@ -340,7 +355,10 @@ class TiledRegion:
         return named and far and rows > 1 and saved > steps
 
     def _bytes(self, value: Value) -> int:
-        return value.dtype.itemsize * elements(value, self.geometry) * self.load_step(value)
+        size = elements(value, self.geometry) * self.load_step(value)
+        turned = self.turned_load(value)
+        size += turned.blocks * turned.elements if turned else 0
+        return value.dtype.itemsize * size
 
     def load_step(self, value: Value) -> int:
         """How many elements a load takes for each one that it wants: every second to fourth of a
@@ -348,6 +366,8 @@ class TiledRegion:
         """
         strides = self.load_strides.get(value)
         if strides is None or value.dtype not in _FLOATS or self.across is not None:
+            return 1
+        if value in self.turned_loads:
             return 1
         if self.geometry.interleaved:
             return 1

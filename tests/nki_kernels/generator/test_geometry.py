@@ -98,3 +98,10 @@ def test_rows_are_cut_without_gaps_into_few_tiles(size: int, fold: int) -> None:
 def test_rows_that_divide_evenly_are_tiles_all_alike() -> None:
     (group,) = cut_rows(200, 2)
     assert (len(group.starts), group.count, group.fold) == (1, 100, 2)
+
+
+def test_a_few_more_rows_in_fewer_partitions_are_shorter_than_a_tile_of_what_is_left() -> None:
+    """5992 = 107 * 56 = 128 * 46 + 104. Of long rows the second tile is the smaller part."""
+    (group,) = cut_rows(5992, 47, row=8)
+    assert (len(group.starts), group.count, group.fold) == (1, 107, 56)
+    assert [(g.count, g.fold) for g in cut_rows(5992, 47, row=64)] == [(128, 46), (104, 1)]

@@ -168,14 +168,6 @@ def test_parts_of_a_reduced_dimension(
     cuts.check(made, every[:3], **({} if exact else error))
 
 
-def test_parts_of_a_reduced_dimension_do_not_overlap(region: Build, cuts: Cuts) -> None:
-    """What two parts have in common would be added up twice."""
-    made = region(lambda x: aten.sum.dim_IntList(x, [0, 2], True), draw(20, 3, 121))
-    leads = {cut.geometry.lead for cut in cuts.of(made) if cut.geometry.crosses}
-    sizes = {lead.size for lead in leads if lead is not None}
-    assert all(20 % n == 0 or 121 % n == 0 for n in sizes), sizes
-
-
 def least_and_most(x: Any, y: Any) -> Any:
     return aten.sub.Tensor(aten.amax.default(x, [1], True), aten.amin.default(y, [1], True))
 
@@ -191,9 +183,3 @@ def test_extrema_take_what_parts_of_rows_share_twice(
     found = [cut for cut in cuts.of(made) if cut.geometry.lead and cut.geometry.leads_reduced]
     assert found
     cuts.check(made, {cut.geometry: cut for cut in found}.values(), rtol=0, atol=0)
-
-
-def test_sums_take_nothing_twice(region: Build, cuts: Cuts) -> None:
-    x = draw(56, 2999)
-    made = region(lambda x: aten.sum.dim_IntList(x, [1], True), x)
-    assert not any(cut.geometry.leads_reduced for cut in cuts.of(made))

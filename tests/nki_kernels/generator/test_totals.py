@@ -82,3 +82,12 @@ def test_extrema_of_many_columns(
     crossing = [cut for cut in cuts.of(made) if cut.geometry.crosses]
     different = {cut.geometry: cut for cut in crossing}
     cuts.check(made, list(different.values())[:4], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reduction", [aten.amax.default, aten.sum.dim_IntList])
+def test_one_tile_writes_its_totals(region: Build, cuts: Cuts, reduction: Any) -> None:
+    """In place of an addition to what was nothing before."""
+    made = region(lambda x: reduction(x, [0, 2], True), draw(112, 40, 12))
+    found = [cut for cut in cuts.of(made) if cut.across is not None and cut.across.steps == 1]
+    cuts.check(made, {cut.key: cut for cut in found}.values(), rtol=1e-5, atol=1e-5)
+    assert "_acc, value=" not in made.source()

@@ -27,11 +27,16 @@ def with_steps(x: Any) -> Any:
     return aten.tanh.default(aten.add.Tensor(aten.relu.default(most), 0.5))
 
 
+def stays_turned(cut: TiledRegion) -> bool:
+    phases = [] if cut.across is None else cut.across.phases(cut.keeps)
+    return cut.across is not None and bool(turned_total(cut.across, phases, dict(cut.stores)))
+
+
 def turned(every: list[TiledRegion]) -> list[TiledRegion]:
-    """One way of each geometry that stores an extremum from the partitions."""
+    """One way of each geometry that stores a total from the partitions."""
     found: dict[Any, TiledRegion] = {}
     for cut in every:
-        if cut.across is not None and turned_total(cut.across, cut.across.phases(cut.keeps)):
+        if stays_turned(cut):
             found.setdefault(cut.geometry, cut)
     return list(found.values())
 
