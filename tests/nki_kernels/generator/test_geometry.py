@@ -11,6 +11,8 @@ from trnx.nki_kernels.generator.cuts import (
 )
 from trnx.nki_kernels.generator.geometry import (
     Axis,
+    Geometry,
+    RowTiles,
     laid_out,
     mixed_order,
 )
@@ -98,3 +100,21 @@ def test_rows_are_cut_without_gaps_into_few_tiles(size: int, fold: int) -> None:
 def test_rows_that_divide_evenly_are_tiles_all_alike() -> None:
     (group,) = cut_rows(200, 2)
     assert (len(group.starts), group.count, group.fold) == (1, 100, 2)
+
+
+@pytest.mark.parametrize(
+    ("folds", "inner", "found"),
+    [
+        ((20, 19), 40, (0, 20)),  # long: tiles that differ are cut about alike
+        ((3, 2), 40, (1, 40)),  # the last tile would be cut elsewhere, or not at all
+        ((3, 2), 5, (1, 5)),
+        ((3, 2), 2, (0, 3)),
+        ((2, 1), 2, None),
+    ],
+)
+def test_what_two_engines_share_is_cut_alike_in_all_tiles(
+    folds: tuple[int, int], inner: int, found: tuple[int, int] | None
+) -> None:
+    tiles = (RowTiles(range(1), 128, folds[0]), RowTiles(range(9999, 10000), 128, folds[1]))
+    geometry = Geometry(0, True, tiles, (Axis(1, inner, inner),), (), frozenset())
+    assert geometry.cut_along((0, 1)) == found
