@@ -23,6 +23,7 @@ from trnx.nki_kernels.generator.engines import (
 )
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
+from trnx.nki_kernels.generator.joined_parts import Joined
 from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.strided_walks import walks_in_steps
 from trnx.nki_kernels.generator.timeline import Op, visible_times
@@ -81,6 +82,7 @@ class TileOps:
         self._stored: dict[Value, int] = {}
         self._in_columns: frozenset[Value] = frozenset()
         self._turned_total: Instruction | None = None
+        self._joined: Joined | None = None
         self._steps = 1
         # Which tiles have what is left of the rows, of a row in each partition.
         self._is_left: Callable[[Hashable], bool] = lambda _: False
