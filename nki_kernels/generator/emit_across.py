@@ -104,6 +104,11 @@ class AcrossEmitter(PhaseEmitter):
             read = dict.fromkeys(v for i in phase.once for v in i.reads())
             made = {v for i in phase.once for v in i.writes()} | set(self._in_one(n - 1))
             lines += [f"{self.name(v)} = {self.name(v)}[0:1]" for v in read if v not in made]
+        if self.joined is not None and n == len(self.phases) - 1:
+            rows = self._lanes(self.rows, constant=False)
+            made = {v for i in phase.once for v in i.writes()} | {i.dst for i in self.joined}
+            read = dict.fromkeys(v for i in phase.once for v in i.reads() if v not in made)
+            lines += [f"{self.name(v)} = {self.name(v)}[0:{rows}]" for v in read]
         on_partitions: Sequence[int] = ()
         if self.turned is not None and n == len(self.phases) - 1:
             rows, on_partitions = self._width_of(self.turned), self.region.labels(self.turned.dst)

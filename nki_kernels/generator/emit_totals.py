@@ -19,6 +19,7 @@ from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
 from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import table_of_call
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.joined_parts import Joined, joined_lines, joined_totals
 from trnx.nki_kernels.generator.narrowing import rows_left
 from trnx.nki_kernels.generator.partition_groups import (
     GROUP,
@@ -38,6 +39,11 @@ class TotalEmitter(ReductionEmitter):
     def turned(self) -> Instruction | None:
         """What combines the total that stays on the partitions."""
         return turned_total(self.across, self.phases, dict(self.region.stores))
+
+    @functools.cached_property
+    def joined(self) -> Joined | None:
+        """Totals of parts that are joined in a line (`joined_parts.py`)."""
+        return joined_totals(self.across, self.phases)
 
     @functools.cached_property
     def _on_partitions(self) -> frozenset[Value]:
@@ -64,6 +70,14 @@ class TotalEmitter(ReductionEmitter):
         """The total, alike in all partitions where those were reduced."""
         if combine is self.turned:
             return self._combined_on_partitions(combine)
+        if self.joined is not None:
+            most, total = self.joined
+            rows, parts = self._lanes(self.rows, constant=False), self.lead_count(constant=False)
+            stems = self._stem(most), self._stem(total)
+            readers = [i for i in self.phases[-1].once if total.dst in i.reads()]
+            in_psum = all(map(table_of_call, readers))
+            lines = joined_lines(*stems, self.across.steps, rows, parts, in_psum=in_psum)
+            return lines if combine is total else []
         if self._by_ones(combine):
             return self._total_of_products(combine, self.full)
         if self.g.leads_reduced:

@@ -48,7 +48,7 @@ AFFINE = (
 
 # Tiles of fewer elements a partition are not shared: the fixed time of an instruction counts. Of
 # the others GpSimd has so many eighths.
-LEAST_SHARED = 512
+LEAST_SHARED = 320
 _PARTS = 8
 
 # What ScalarE computes for an operator of a `tensor_scalar` that stands alone.
@@ -65,7 +65,8 @@ class EngineCosts:
     """What instructions take; `elements` is how many a value has in one partition of a tile, 0
     where all tiles share it. Tiles of `permuted` lie in an order of their own (`permute.py`). What
     VectorE has may move `to` other engines. What gives one of `often` runs so many times in a tile,
-    others once. `copied` are the totals that are no more than copied out of PSUM.
+    others once. `copied` are the totals that are no more than copied out of PSUM. VectorE walks
+    `in_steps` over the tiles of some reductions, and adds up `halved` ones as two tiles.
     """
 
     hardware: Hardware
@@ -74,6 +75,8 @@ class EngineCosts:
     to: tuple[str, ...] = (SCALAR, GPSIMD)
     often: Mapping[Value, float] = dataclasses.field(default_factory=dict)
     copied: Collection[Value] = ()
+    in_steps: Callable[[Instruction], bool] = lambda _: False
+    halved: Collection[Value] = ()
 
     def load(self, instruction: Instruction, engine: str) -> Load:
         """ns in a tile that `instruction` takes of `engine`, of one that has a part of it and of
@@ -144,8 +147,9 @@ class EngineCosts:
             if any(v in self.permuted for v in tiles):  # no dense walk (trainium2_arch.rst)
                 return min(2, chip.vector_half_width) if short else 1
             return chip.vector_half_width if short else chip.vector_other_width
-        if instruction.call == "tensor_reduce" and instruction.dst.dtype in _HALVES:
-            return 2 if instruction.reads()[0].dtype in _HALVES else 1
+        if instruction.call == "tensor_reduce" and instruction.dst not in self.halved:
+            short = all(v.dtype in _HALVES for v in (instruction.dst, *instruction.reads()))
+            return (2 if short else 1) / (2 if self.in_steps(instruction) else 1)
         two = chip.generation == 2 and self._tiles_read(instruction, size) > 1
         return 1 / 2 if two else 1
 

@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator.engines import (
 )
 from trnx.nki_kernels.generator.geometry import RowTiles, Strides
 from trnx.nki_kernels.generator.ir import Value
+from trnx.nki_kernels.generator.joined_parts import Joined, joined_totals
 from trnx.nki_kernels.generator.list_order import Turn, list_order
 from trnx.nki_kernels.generator.partition_groups import groups_of
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
@@ -132,6 +133,7 @@ class Estimate(TileOps):
         self._in_columns = frozenset(c.reads()[0] for c in columns)
         self._steps = across.steps
         self._turned_total = turned_total(across, phases, dict(stores))
+        self._joined = joined_totals(across, phases)
         most = across.steps if by_stage else _MOST_TILES
         counts = [min(across.steps, most + one.depth - 1) for one in staged]
         rows = [r for r in across.rows for _ in r.starts] if self._geometry.crosses else []
@@ -235,6 +237,9 @@ class Estimate(TileOps):
         turned = lanes * (2 if partial.dtype is torch.float32 else 1)
         last = self._made.get((("sum", partial), block))
         after: tuple[int, ...] = () if last is None else (last,)
+        if self._joined is not None:
+            self._join(combine, self._joined, block, after)
+            return
         if len(combine.reads()) > 1:
             # Sums of tiles are scaled by the maximum of all.
             most = combine.reads()[1].args[0]
@@ -299,6 +304,29 @@ class Estimate(TileOps):
             each = self._moved(rows, rows, value.dtype.itemsize)
             transfer = min(PARTITIONS_PER_ENGINE, self._elements(value)) * each
             self._ops[-1] = replace(self._ops[-1], transfer=transfer)
+
+    def _join(
+        self, combine: Instruction, joined: Joined, block: int, after: tuple[int, ...]
+    ) -> None:
+        """What joins the parts of rows in a line: the sums, where `combine` adds them up, with the
+        weights of the maxima."""
+        lanes, steps = self._geometry.partitions, self._steps
+        scaled = self._chain(VECTOR, steps, after)
+        if combine is joined.total:
+            scaled = self._chain(VECTOR, steps, (scaled,))
+        line = self._chain(TENSOR, 2 * lanes, (scaled,))
+        after = (line,)
+        if combine is joined.total:
+            weights = self._made["weights", block]
+            after = (self._chain(VECTOR, lanes, (line, weights)),)
+        at = self._chain(VECTOR, lanes, after)
+        back = self._chain(TENSOR, 2 * lanes, (at,))
+        done = self._chain(VECTOR, 1, (back,))
+        if combine is joined.most:
+            weights = self._chain(VECTOR, lanes, (self._chain(VECTOR, lanes, (at,)),))
+            self._made["weights", block] = weights
+        self._made[combine.dst, (block, None)] = done
+        self._made[("total", combine.reads()[0]), block] = done
 
     def _total_of_columns(self, combine: Instruction, after: tuple[int, ...]) -> tuple[int, ...]:
         """What adds up the columns that tiles leave, and the partitions where these are reduced."""

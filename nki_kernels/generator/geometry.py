@@ -57,6 +57,8 @@ class Share:
 
 # An axis is cut where it has so many elements: a third is about what the slower engine takes.
 _LEAST_CUT = 3
+# Of so many elements an eighth is one at least; of so many tiles that differ are cut alike, about.
+_FINE_CUT, _LONG_CUT = 8, 16
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,17 @@ class Geometry:
         return next((a.block for a in self.free if a.label == label), 1)
 
     def cut_along(self, labels: Dims) -> tuple[int, int] | None:
-        """The outermost of the free axes `labels`, along which parts of a tile lie apart in each
-        partition, and how many elements most tiles have of it; None where these are too few to
-        cut."""
-        sizes = [(label, self.count(label)) for label in labels if self.count(label) > 1]
-        return sizes[0] if sizes and sizes[0][1] >= _LEAST_CUT else None
+        """That of the free axes `labels` along which a tile is cut in two, and how many elements
+        most tiles have of it: the outermost one, along which parts lie apart, where it is long;
+        else one that all tiles have alike, because short ones are cut elsewhere or not at all. None
+        where all are too short to cut."""
+        sizes = [(label, n) for label in labels if (n := self.count(label)) > 1]
+        even = [pair for pair in sizes if self.is_even(pair[0])]
+        long = [pair for pair in sizes[:1] if pair[1] >= _LONG_CUT]
+        fine = [pair for pair in even if pair[1] >= _FINE_CUT]
+        longest = sorted(even, key=lambda pair: -pair[1])  # stable
+        ways = (*long, *fine, *longest, *sizes[:1])
+        return next((pair for pair in ways if pair[1] >= _LEAST_CUT), None)
 
     def is_even(self, label: int) -> bool:
         """Whether all tiles have as many elements of a free axis in a partition."""

@@ -17,7 +17,8 @@ from trnx.nki_kernels.generator.engines import GPSIMD
 from trnx.nki_kernels.generator.geometry import Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
-from trnx.nki_kernels.generator.tiled_region import NEAR_BYTES, TiledRegion
+from trnx.nki_kernels.generator.strided_walks import NEAR_BYTES
+from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 # A copy pays where it makes the runs of DMA so many times as long.
 _LONGER = 2

@@ -286,14 +286,15 @@ class RegionCuts(LoweredSpace):
                 assert geometry is not None
                 found += self.fitting(ways_of_rows(self.selected(geometry), self.hw, MOST_STAGES))
         loads = self.strides[0]
-        found = [region for region in found if any(map(region.is_turned, loads))]
+        found = [r for r in found if r.turns_stores or any(map(r.is_turned, loads))]
         if self.hw.generation > 2:  # ScalarE copies since trn2
             found += [region.in_phases(copies_on=SCALAR) for region in found if region.turns_stores]
         return found
 
     def _runs(self) -> list[int]:
         """Dimensions along which a tensor runs in memory, and tiles of other cuts do not."""
-        long = [s for s in self.strides[0].values() if sum(s.get(d, 0) > 0 for d in self.order) > 1]
+        every = (*self.strides[0].values(), *self.strides[1])
+        long = [s for s in every if sum(s.get(d, 0) > 0 for d in self.order) > 1]
         inner = [d for d in self.order if any(s.get(d) == 1 for s in long)]
         # One alone, the last one, is where tiles of other cuts run, unless rows are reduced.
         return inner if len(inner) > 1 or runs_across(self.order, self.reduced) else []

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from trnx.nki_kernels.generator import engines
 from trnx.nki_kernels.generator.engines import GPSIMD, TENSOR
 from trnx.nki_kernels.generator.select_instructions import Beside, Instruction
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.simulator.hardware import Hardware
+
+# Smaller tiles are not shared: each addition waits for the one before.
+_LEAST_SHARED = 512
 
 
 def with_shared_sums(region: TiledRegion, hw: Hardware) -> TiledRegion:
@@ -31,7 +33,7 @@ def _shared(instruction: Instruction, region: TiledRegion, hw: Hardware) -> Inst
     (source,) = instruction.reads()
     reduced, _ = across.free(source)
     size = elements(source, region.geometry)
-    if len(reduced) != 1 or size < engines.LEAST_SHARED:
+    if len(reduced) != 1 or size < _LEAST_SHARED:
         return instruction
     # VectorE waits for what it added before, about as long as GpSimd takes to begin.
     alone, other = size / hw.vector_clock, 2 * size / hw.gpsimd_clock

@@ -78,7 +78,7 @@ def tilings(
     is_filled = best.geometry.filled >= _FILLED
     far = _FAR if is_filled else _FAR_WITH_EMPTY
     if least > far * 1e9 * (merged.dma_seconds + hw.region_seconds):
-        in_steps = bool(merged.reduced) and not is_filled and merged.reduces_as_floats()
+        in_steps = bool(merged.reduced) and merged.reduces_as_floats()
         estimates += _estimates(list(merged.split(best.geometry.filled, in_steps=in_steps)), hw)
         least = min(ns for ns, _ in estimates)
     if least > _FAR_IN_ORDERS * 1e9 * (whole.dma_seconds + hw.region_seconds):

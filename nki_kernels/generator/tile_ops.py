@@ -23,7 +23,9 @@ from trnx.nki_kernels.generator.engines import (
 )
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
 from trnx.nki_kernels.generator.ir import Dims, Value
+from trnx.nki_kernels.generator.joined_parts import Joined
 from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.strided_walks import walks_in_steps
 from trnx.nki_kernels.generator.timeline import Op, visible_times
 from trnx.nki_kernels.generator.turned_load import TurnedLoad
 from trnx.nki_kernels.generator.turned_store import TurnedStore
@@ -64,7 +66,10 @@ class TileOps:
     ) -> None:
         self._hw, self._geometry, self._labels = hw, geometry, labels
         self._elements: Callable[[Value], int] = lambda value: elements(value, geometry)
-        self._costs = EngineCosts(hw, self._elements, permuted)
+        self._costs = EngineCosts(
+            hw, self._elements, permuted, halved=halved,
+            in_steps=lambda instruction: walks_in_steps(instruction, geometry),
+        )  # fmt: skip
         self._halved, self._turned, self._turned_store = halved, turned, turned_store
         self._turned_load = turned_load
         self._aside = aside
@@ -79,6 +84,7 @@ class TileOps:
         self._stored: dict[Value, int] = {}
         self._in_columns: frozenset[Value] = frozenset()
         self._turned_total: Instruction | None = None
+        self._joined: Joined | None = None
         self._steps = 1
         # Which tiles have what is left of the rows, of a row in each partition.
         self._is_left: Callable[[Hashable], bool] = lambda _: False
@@ -258,8 +264,6 @@ class TileOps:
             latency = taken + more / self._hw.scalar_clock
             return Op(engine, taken, latency, table=table_of_call(instruction))
         cycle = 1e9 / self._hw.vector_clock
-        if self._is_strided(instruction):
-            taken += taken - constants.vector_issue_cycles * cycle
         if instruction.dst in self._halved:
             (source,) = instruction.reads()
             size, width = self._elements(source), max(1, self._elements(instruction.dst))
@@ -269,8 +273,7 @@ class TileOps:
                 cycles = narrowing.cycles(size // width, width)
             taken = cycles * cycle
         more = constants.vector_latency_cycles - constants.vector_issue_cycles
-        shares = PORT in load and instruction.dst not in self._halved
-        return Op(engine, taken, taken + more * cycle, port=shares)
+        return Op(engine, taken, taken + more * cycle, port=PORT in load)
 
     def _transfer(self, value: Value, strides: Strides) -> float:
         """ns of the DMA engines, each of which takes the rows of eight partitions."""
@@ -284,10 +287,3 @@ class TileOps:
         runs, constants = elements / run, timing(self._hw)
         full += runs * constants.dma_descriptor_extra_ns
         return max(full, runs * constants.dma_descriptor_ns)
-
-    def _is_strided(self, instruction: Instruction) -> bool:
-        """Whether a reduction walks in steps, at half the rate."""
-        if instruction.call != "tensor_reduce" or instruction.dst in self._halved:
-            return False
-        labels = [d for d in self._geometry.free_labels if d in instruction.reads()[0].axes]
-        return bool(labels) and labels[-1] in instruction.dst.axes

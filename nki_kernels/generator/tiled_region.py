@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trnx.nki_kernels.descriptors import MOST_DESCRIPTORS
+from trnx.nki_kernels.generator import narrowing
 from trnx.nki_kernels.generator.across import Across
 from trnx.nki_kernels.generator.engines import TENSOR, VECTOR
 from trnx.nki_kernels.generator.estimate import Estimate
@@ -21,6 +22,7 @@ from trnx.nki_kernels.generator.list_order import Turn
 from trnx.nki_kernels.generator.lower import Output
 from trnx.nki_kernels.generator.phase_stages import PhaseStages, cut_phase
 from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
+from trnx.nki_kernels.generator.strided_walks import NEAR_BYTES
 from trnx.nki_kernels.generator.turned_load import TurnedLoad, turned_load
 from trnx.nki_kernels.generator.turned_store import TurnedStore, turned_store
 from trnx.simulator.hardware import Hardware
@@ -28,11 +30,10 @@ from trnx.simulator.hardware import Hardware
 # Up to this step between elements a load takes all that lie between them: the bytes of a run cost
 # less than a descriptor an element.
 _LARGEST_STEP = 4
-# VectorE walks in larger steps at half its rate (trainium_inferentia2_arch.rst).
-NEAR_BYTES = 16
 # What one step of halving takes besides its elements: the latency of an instruction that waits.
 _HALVING_ELEMENTS = 180
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_HALVES = {torch.bfloat16, torch.float16}
+_FLOATS = (torch.float32, *_HALVES)
 # What DMA transposes: elements of two and four bytes (trainium2_arch.rst), and up to three free
 # dimensions of a tile (nisa.dma_transpose).
 _TURNED = (*_FLOATS, torch.int32)
@@ -350,6 +351,9 @@ class TiledRegion:
         far = inner * data.value.dtype.itemsize > NEAR_BYTES
         named = ("op", "nl.multiply") not in instruction.arguments
         size = elements(data.value, self.geometry)
+        if self.across is None and {data.value.dtype, instruction.dst.dtype} <= _HALVES:
+            # In steps it takes a cycle an element.
+            return named and far and rows > 1 and narrowing.cycles(rows, size // rows) < size
         # Rows of all tiles are added up before they are halved.
         saved = size * (self.across.steps - 1) if self.across is not None else size
         return named and far and rows > 1 and saved > steps

@@ -18,7 +18,7 @@ from trnx.nki_kernels.generator.ir import Dims
 # Bytes of a partition in a bank of PSUM.
 _BANK_BYTES = 2048
 # With fewer elements of the axis than this, products and copies are of few elements.
-_LEAST = 16
+_LEAST = 4
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from trnx.nki_kernels.generator.row_by_row import row_by_row
 from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.shared_sums import with_shared_sums
 from trnx.nki_kernels.generator.stages import LEAST_TILES, MOST_STAGES, cut_stages
+from trnx.nki_kernels.generator.strided_walks import walks_in_steps
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.nki_kernels.generator.totals_in_psum import totals_for_scalar, with_steps
 from trnx.simulator.hardware import Hardware
@@ -50,7 +51,10 @@ def _placed(region: TiledRegion, hw: Hardware, *, shared: bool = False) -> Tiled
 
     # Phases load a table once; in stages the last one of a tile is the first one of the next.
     tables = 0 if across else max(0, table_loads(region.instructions) - 1)
-    costs = EngineCosts(hw, repeated, region.layouts)
+    costs = EngineCosts(
+        hw, repeated, region.layouts, halved=region.halved,
+        in_steps=lambda instruction: walks_in_steps(instruction, geometry),
+    )  # fmt: skip
     fixed: frozenset[Value] = frozenset()
     if across:
         copied = totals_for_scalar(across) if hw.generation > 2 else frozenset[Value]()

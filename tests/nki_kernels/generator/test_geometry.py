@@ -11,6 +11,8 @@ from trnx.nki_kernels.generator.cuts import (
 )
 from trnx.nki_kernels.generator.geometry import (
     Axis,
+    Geometry,
+    RowTiles,
     laid_out,
     mixed_order,
 )
@@ -105,3 +107,21 @@ def test_a_few_more_rows_in_fewer_partitions_are_shorter_than_a_tile_of_what_is_
     (group,) = cut_rows(5992, 47, row=8)
     assert (len(group.starts), group.count, group.fold) == (1, 107, 56)
     assert [(g.count, g.fold) for g in cut_rows(5992, 47, row=64)] == [(128, 46), (104, 1)]
+
+
+@pytest.mark.parametrize(
+    ("folds", "inner", "found"),
+    [
+        ((20, 19), 40, (0, 20)),  # long: tiles that differ are cut about alike
+        ((3, 2), 40, (1, 40)),  # the last tile would be cut elsewhere, or not at all
+        ((3, 2), 5, (1, 5)),
+        ((3, 2), 2, (0, 3)),
+        ((2, 1), 2, None),
+    ],
+)
+def test_what_two_engines_share_is_cut_alike_in_all_tiles(
+    folds: tuple[int, int], inner: int, found: tuple[int, int] | None
+) -> None:
+    tiles = (RowTiles(range(1), 128, folds[0]), RowTiles(range(9999, 10000), 128, folds[1]))
+    geometry = Geometry(0, True, tiles, (Axis(1, inner, inner),), (), frozenset())
+    assert geometry.cut_along((0, 1)) == found

@@ -70,3 +70,14 @@ def test_narrow_rows_are_reduced_by_one_instruction(region: Build) -> None:
     built = region(largest, draw(500, 40, 4))
     assert not in_halves(built.source())
     built.check(rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("dtype", "halves"), [(torch.float32, True), (BF16, False)])
+def test_short_types_are_reduced_in_steps(
+    region: Build, cuts: Cuts, dtype: torch.dtype, halves: bool
+) -> None:
+    """VectorE reduces them at twice the rate, in steps as fast as it adds up two tiles."""
+    built = region(largest, draw(1000, 12, 34, dtype=dtype))
+    whole = [cut for cut in cuts.of(built) if not cut.geometry.in_phases and not cut.layouts]
+    assert whole
+    assert any(cut.halved for cut in whole) == halves

@@ -9,13 +9,16 @@ import pytest
 import torch
 from drawn import draw
 
+from trnx.nki_kernels.generator.joined_parts import joined_totals
 from trnx.nki_kernels.generator.split import ways_to_split_rows
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.simulator.hardware import hardware
 
 aten = torch.ops.aten
 Build = Callable[..., Any]
 Cuts = Any  # of conftest.py
 F32, BF16 = torch.float32, torch.bfloat16
+TRN2 = hardware("trn2")
 
 
 def extremes(x: Any, y: Any) -> Any:
@@ -115,3 +118,39 @@ def test_parts_that_begin_with_a_quadrant_are_copied(
     found = in_parts(cuts.of(region(largest, draw(rows, 1320))))
     assert found
     assert all(bool(cut.geometry.lead_in_quadrants) == copied for cut in found)
+
+
+def test_parts_are_tried_where_another_cut_fills_all_partitions(region: Build, cuts: Cuts) -> None:
+    """16 rows fill few partitions, their elements all of them: every total has 16 values then, and
+    short runs."""
+    found = cuts.of(region(logsumexp, draw(16, 8532), draw(16, 8532)))
+    assert any(cut.geometry.crosses and cut.geometry.filled > 0.9 for cut in found)
+    assert in_parts(found)
+    ways = {cut.geometry.leads_reduced: cut for cut in reversed(found)}
+    assert ways[True].estimated_ns(TRN2) < 0.9 * ways[False].estimated_ns(TRN2)
+
+
+@pytest.mark.parametrize("rows", [16, 33, 48, 56])
+def test_parts_joined_in_a_line(region: Build, cuts: Cuts, rows: int) -> None:
+    """Each part has a maximum of its own: one may be -inf, or far below another."""
+    x, y = draw(rows, 9216), torch.ones(rows, 9216)
+    x[1, 3], x[2, 4600], x[3, 700] = float("nan"), float("inf"), -float("inf")
+    x[4, :1600], x[5] = -float("inf"), -float("inf")
+    x[6, 900:], x[7, :200], x[8] = 1e30, -1e30, 3e38
+    made = region(logsumexp, x, y)
+    found = [cut for cut in in_parts(cuts.of(made)) if joined_totals(cut.across, phases_of(cut))]
+    cuts.check(made, found[:6], rtol=1e-6, atol=1e-6)
+
+
+def test_a_joined_sum_is_as_exact_as_eager(region: Build, cuts: Cuts) -> None:
+    x = draw(16, 8192) * 3
+    made = region(logsumexp, x, torch.ones(16, 1))
+    found = [cut for cut in in_parts(cuts.of(made)) if joined_totals(cut.across, phases_of(cut))]
+    exact = torch.logsumexp(x.double(), 1, keepdim=True)
+    eager = (logsumexp(x, torch.ones(16, 1)).double() - exact).abs().max()
+    for result in cuts.results(made, found[:6]):
+        assert (result.double() - exact).abs().max() <= 2 * eager
+
+
+def phases_of(cut: TiledRegion) -> list[Any]:
+    return [staged.phase for staged in cut.staged_phases]

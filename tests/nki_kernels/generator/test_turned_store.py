@@ -9,7 +9,7 @@ import pytest
 import torch
 from drawn import draw
 
-from trnx.nki_kernels.generator.geometry import Geometry, RowTiles
+from trnx.nki_kernels.generator.geometry import Axis, Geometry, RowTiles
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.nki_kernels.generator.turned_store import turned_store
 
@@ -112,3 +112,34 @@ def test_phases_store_apart(region: Build, cuts: Cuts) -> None:
         assert max(last.of_stores.values()) == 1 + max(last.of_instructions)
         found.setdefault(cut.geometry, cut)
     cuts.check(made, list(found.values())[:3], rtol=1e-5, atol=1e-5)
+
+
+def logsumexp(x: Any) -> Any:
+    most = aten.amax.default(x, [2], True)
+    total = aten.sum.dim_IntList(aten.exp.default(aten.sub.Tensor(x, most)), [2], True)
+    return aten.add.Tensor(aten.log.default(total), most)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_results_that_run_across_what_is_loaded(
+    region: Build, cuts: Cuts, dtype: torch.dtype
+) -> None:
+    """[130, 300, 5] that lies as [300, 5, 130]: rows of 300 are loaded as they lie, and stored
+    along the partitions."""
+    x = draw(300, 5, 130, dtype=dtype)
+    x[3, 1, 7], x[4, 2, 8], x[5, 3, 9] = float("nan"), float("inf"), -float("inf")
+    x[6, :, 9] = -float("inf")
+    made = region(logsumexp, x.permute(2, 0, 1))
+    found = [cut for cut in turned(cuts.of(made)) if not any(map(cut.is_turned, cut.load_strides))]
+    error = {"rtol": 2e-2, "atol": 1e-2} if dtype is BF16 else {"rtol": 1e-5, "atol": 1e-5}
+    cuts.check(made, found[:3], **error)
+
+
+@pytest.mark.parametrize("elements", [3, 4, 8])
+def test_a_few_rows_go_to_the_partitions(elements: int) -> None:
+    """Of fewer than four the products take longer than DMA saves."""
+    rows = (RowTiles(range(0, 256, 128), 128, 1),)
+    cut = Geometry(
+        1, False, rows, (Axis(0, elements, elements),), (), frozenset(), interleaved=True
+    )
+    assert (turned_store(cut, (0,), {0: 256, 1: 1}, "vector") is not None) == (elements >= 4)
