@@ -109,6 +109,15 @@ def test_sides_in_turn_have_residuals_and_activations(activation: str, adds: boo
     )
 
 
+def test_small_banks_let_no_tile_idle() -> None:
+    """The distance of sides was divided by the time in which tiles idle."""
+    values = given((8, 256, 15, 13), (3, 3), 3)
+    assert are_in_turn(values, 1)
+    torch.testing.assert_close(
+        run(values, "trn2"), SPEC.reference(**values), rtol=1.6e-2, atol=1e-2
+    )
+
+
 def test_sums_that_overflow_as_a_total_are_as_they_are() -> None:
     values = given(**FORMS["images"])
     values["x"].fill_(2.0**120)
