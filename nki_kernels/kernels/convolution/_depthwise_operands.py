@@ -31,7 +31,8 @@ class Given(NamedTuple):
     """The tensors as `[channels, planes, rows, columns]` in HBM, `weight[channels, positions]`;
     `diagonal[128, tile]` has a one in each row; `zeros[128, planes, shift, columns]`; `tile`:
     columns of a tile; `shift`, `skew`: as above, or 0; `doubles`: half of the inputs are loaded
-    twice; `whole`, `apart`: filters of whole sides, and of others.
+    twice; `ahead`: products before the first inputs, or 0; `whole`, `apart`: filters of whole
+    sides, and of others.
     """
 
     tensors: Depthwise
@@ -46,18 +47,19 @@ class Given(NamedTuple):
     shift: int
     skew: int
     doubles: bool
+    ahead: int
     is_static: bool
     whole: list[Filters]
     apart: list[Filters]
 
 
 def given_of(
-    tensors: Depthwise, axes: Axes, how: tuple[int, int, int, bool], is_static: bool
+    tensors: Depthwise, axes: Axes, how: tuple[int, int, int, bool, int], is_static: bool
 ) -> Given:
-    """What all rounds are given; `how`: columns of a tile, `shift`, `skew` and `doubles`. The
-    diagonal is not there yet.
+    """What all rounds are given; `how`: columns of a tile, `shift`, `skew`, `doubles` and
+    `ahead`. The diagonal is not there yet.
     """
-    tile, shift, skew, doubles = how
+    tile, shift, skew, doubles, ahead = how
     residual = None
     if tensors.residual is not None:
         residual = volumes_of(tensors.residual, 1)[0]
@@ -71,7 +73,7 @@ def given_of(
     diagonal = nl.ndarray((pmax, tile), dtype=weight.dtype, buffer=nl.sbuf)
     return Given(
         tensors, volumes_of(tensors.out, 1)[0], x, residual, weight, axes, diagonal, zeros, tile,
-        shift, skew, doubles, is_static, [], [],
+        shift, skew, doubles, ahead, is_static, [], [],
     )  # fmt: skip
 
 
@@ -245,17 +247,34 @@ def make_diagonals(given: Given, sides: list[Side]) -> None:
 def diagonals_of(given: Given, filters: Filters) -> nl.NkiTensor:
     """The diagonals, made when the first product needs them."""
     if len(filters.tiles) == 0:
-        raw = filters.raw
-        shape = (raw.shape[0], raw.shape[1], given.tile)
-        tile = nl.ndarray(shape, dtype=raw.dtype, buffer=nl.sbuf)
-        nisa.tensor_tensor(
-            dst=tile,
-            data1=raw.expand_dim(2).broadcast(2, given.tile),
-            data2=given.diagonal.expand_dim(1).broadcast(1, raw.shape[1]),
-            op=nl.multiply,
-        )
-        filters.tiles.append(tile)
+        _multiply_diagonals(given, filters, 0, filters.raw.shape[1])
     return filters.tiles[0]
+
+
+def make_rows(given: Given, filters: Filters, rows: list[int]) -> None:
+    """All diagonals of kernel rows in this order, so that products start before the last ones are
+    there.
+    """
+    if len(filters.tiles) > 0:
+        return
+    width = given.axes.columns.slots
+    for row in rows:
+        _multiply_diagonals(given, filters, row * width, width)
+
+
+def _multiply_diagonals(given: Given, filters: Filters, first: int, count: int) -> None:
+    """Those of `count` positions."""
+    raw = filters.raw
+    if len(filters.tiles) == 0:
+        shape = (raw.shape[0], raw.shape[1], given.tile)
+        filters.tiles.append(nl.ndarray(shape, dtype=raw.dtype, buffer=nl.sbuf))
+    some = nl.ds(first, count)
+    nisa.tensor_tensor(
+        dst=filters.tiles[0][:, some],
+        data1=raw[:, some].expand_dim(2).broadcast(2, given.tile),
+        data2=given.diagonal.expand_dim(1).broadcast(1, count),
+        op=nl.multiply,
+    )
 
 
 def _make_filters(given: Given, side: Side, first: int, number: int) -> Filters:

@@ -51,11 +51,13 @@ def rounds_of(
     streams: int,
     count: int,
     is_small_first: bool,
+    is_rest_first: bool,
 ) -> list[list[Side]]:
     """All cells of `images` (first, end), of `lanes` channels, `streams` a side, in rounds of up to
     `count` sides whose blocks have one size; of a round the last side alone may have fewer cells.
     Those of small blocks come last, as their sums leave PSUM soon; but where it `is_small_first`
-    one of them is the first, as its inputs come soon.
+    one of them is the first, as its inputs come soon. `is_rest_first`: sides of the last channels
+    are a round of their own where they fill partitions, the first one.
     """
     alike: list[list[Block]] = []
     for block in blocks_of(axes):
@@ -77,7 +79,25 @@ def rounds_of(
         if is_small_first and len(rounds) > 0 and len(some) > 1:
             rounds.insert(0, some[0])
             some = some[1:]
+        if is_rest_first and len(alike) == 1:
+            some = _rest_first(sides, lanes, streams, count)
         rounds.extend(some)
+    return rounds
+
+
+def _rest_first(sides: list[Side], lanes: int, streams: int, count: int) -> list[list[Side]]:
+    """Rounds of which the first one has the sides of the last channels, if these fill them."""
+    rest: list[Side] = []
+    others: list[Side] = []
+    for side in sides:
+        is_full = len(side.cells) == streams and side.cells[-1].number == lanes
+        if is_full and not side.is_whole:
+            rest.append(side)
+        else:
+            others.append(side)
+    rounds: list[list[Side]] = [rest] if len(rest) > 0 else []
+    for begin in range(0, len(others), count):
+        rounds.append(others[begin : begin + count])
     return rounds
 
 

@@ -5,7 +5,7 @@ channels with a diagonal of weights, a product a kernel position; sums stay in P
 many rows, or twice as many: then the second half of its partitions holds the input of the first,
 shifted by a kernel row (`shift` input rows), so that a product takes two kernel rows. Tiles of
 other rows (*streams*) have other channels or blocks of outputs, those of other columns (*sides*)
-other blocks.
+other blocks. Sides of a round share banks, or each has its own (`_depthwise_turns.py`).
 
 The zeros beside a diagonal make NaN of other channels next to an infinity or NaN. So the sums of
 each bank are added up: where a total is not finite, a run computes everything once more by
@@ -32,7 +32,6 @@ from trnx.nki_kernels.kernels.convolution._depthwise import (
 from trnx.nki_kernels.kernels.convolution._depthwise_operands import (
     Given,
     copy_round,
-    diagonals_of,
     fill_diagonal,
     filters_of,
     given_of,
@@ -51,27 +50,28 @@ from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
     taken_of,
 )
 from trnx.nki_kernels.kernels.convolution._depthwise_results import (
+    FEW_SUMS,
     Piece,
     are_dense,
+    finish_plain,
     load_added,
     pieces_of,
     store_stream,
 )
+from trnx.nki_kernels.kernels.convolution._depthwise_taken import multiply_taken
+from trnx.nki_kernels.kernels.convolution._depthwise_turns import (
+    convolve_turns,
+    turns_of,
+)
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, Norm, finish
 from trnx.nki_kernels.kernels.convolution._parts import (
-    BankPart,
     parts_of_block,
-    slices_of,
     where_of,
 )
 from trnx.nki_kernels.kernels.convolution._plan import Axes, axes_of
-from trnx.nki_kernels.kernels.convolution._product import zero
 
 # Products, at half rate: as long as DMA takes for the first weights and inputs.
 _WARM_UP = 22
-# Sums of a partition that leave PSUM at once at the end, rather than in two pieces, each of which
-# has the start of an instruction.
-_FEW_SUMS = 288
 
 
 @nki.jit
@@ -94,6 +94,7 @@ def depthwise_product_kernel(
     shift: int,
     skew: int,
     doubles: bool,
+    ahead: int,
     exact: tuple[tuple[int, ...], ...],
     has_images: bool,
     is_static: bool,
@@ -103,8 +104,9 @@ def depthwise_product_kernel(
     """As `depthwise_kernel`, of 1 or 2 dimensions, one output a channel. `numbers`: the axes of the
     products, planes being images; `tile`: columns of a tile of the array; `shift`: input rows
     between two kernel rows of a product, or 0; `skew`: kernel positions that a side is ahead of the
-    next one; `doubles`: half of the inputs are loaded twice; `exact`: the axes of
-    `convolve_channels`. `cores` share images, or channels of 2 dimensions.
+    next one; `doubles`: half of the inputs are loaded twice; `ahead`: products
+    before the first inputs where sides have banks of their own (`_depthwise_turns.py`), or 0;
+    `exact`: the axes of `convolve_channels`. `cores` share images, or channels of 2 dimensions.
     """
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
     axes = axes_of(numbers)
@@ -122,7 +124,7 @@ def depthwise_product_kernel(
         first, end = share_of(shape[0], cores, axes.planes.block)
     if first < end:
         for _ in nl.dynamic_range(
-            _convolve(given, axes, (tile, shift, skew, doubles), (first, end), is_static)
+            _convolve(given, axes, (tile, shift, skew, doubles, ahead), (first, end), is_static)
         ):
             _repair(given, exact, has_images, is_static, first, end)
     return out
@@ -170,19 +172,26 @@ def _repair(
 def _convolve(
     tensors: Depthwise,
     axes: Axes,
-    how: tuple[int, int, int, bool],
+    how: tuple[int, int, int, bool, int],
     images: tuple[int, int],
     is_static: bool,
 ) -> object:
     """`images` (first, end) by products; a register: 0 where all sums are finite, else 1. `how`:
-    columns of a tile, `shift`, `skew` and `doubles`.
+    columns of a tile, `shift`, `skew`, `doubles` and `ahead`.
     """
-    warm_up(_WARM_UP)
+    warm_up(how[4] if how[4] > 0 else _WARM_UP)
     given = given_of(tensors, axes, how, is_static)
     pmax = nl.tile_size.pmax
     streams, sides_of_round = pmax // rows_of_tile(given), pmax // given.tile
     rounds = rounds_of(
-        axes, tensors.groups, images, given.tile, streams, sides_of_round, given.doubles
+        axes,
+        tensors.groups,
+        images,
+        given.tile,
+        streams,
+        sides_of_round,
+        given.doubles,
+        given.ahead > 0,
     )
     columns = 0  # two for each bank, which may leave in two pieces
     for sides in rounds:
@@ -196,9 +205,12 @@ def _convolve(
     fill_diagonal(given.diagonal)
     totals = nl.ndarray((pmax, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=totals, value=0.0, engine=nisa.engine.gpsimd)
+    if given.ahead > 0:
+        checked = convolve_turns(given, turns_of(given, rounds), ready, totals)
+        return repairs_of_totals(checked)
     column = 0
     before = 0  # totals of all rounds but the last two
-    checked: list[nl.NkiTensor] = []
+    checked = []
     # Phases have a bank each, and no copies of kernel rows.
     is_by_both = not are_dense(axes)
     for number in range(len(rounds)):
@@ -249,7 +261,7 @@ def _convolve_round(
         where = _where_of_part(given, sides, number)
         pieces: list[list[Piece]] = []
         for bank in banks:
-            is_split = is_early and bank.size > _FEW_SUMS * bank.shape[0]
+            is_split = is_early and bank.size > FEW_SUMS * bank.shape[0]
             pieces.append(pieces_of(bank, where) if is_split else [Piece(bank, where)])
         for index in range(len(pieces[0])):
             for stream in range(streams):
@@ -305,46 +317,9 @@ def _multiply(
             turn = step - given.skew * side
             if turn >= 0 and turn < len(taken):
                 bank = banks[stream][nl.ds(side * given.tile, given.tile)]
-                where = (side, stream, number)
-                _multiply_taken(given, bank, sides, tiles, taken[turn], where)
+                where = (stream, side, number)
+                multiply_taken(given, bank, sides[side], tiles[side], taken[turn], where)
     return banks
-
-
-def _multiply_taken(
-    given: Given,
-    bank: nl.NkiTensor,
-    sides: list[Side],
-    tiles: list[nl.NkiTensor],
-    taken: Taken | None,
-    where: tuple[int, int, int],
-) -> None:
-    """What is taken for a cell's part of a bank, of which zeros are None; `where`: its side,
-    stream, and the number of the part.
-    """
-    side, stream, number = where
-    axes = given.axes
-    if taken is None:
-        zero(bank, given.weight.dtype, (0, side * given.tile), (given.tile, given.tile))
-        return
-    weights = diagonals_of(given, filters_of(given, sides[side], stream))
-    cell = sides[side].cells[stream]
-    taps, clips = taken.position
-    slot = (taps[0][0] * axes.rows.slots + taps[1][0]) * axes.columns.slots + taps[2][0]
-    part: BankPart = parts_of_block(axes, cell.block)[number]
-    planes, rows, columns = slices_of(cell.block, part, taken.position)
-    rows = slice(rows.start + given.shift, rows.stop + given.shift, rows.step)
-    place = stream * rows_of_tile(given)
-    size = 2 * given.tile if taken.is_pair else given.tile
-    lanes = nl.ds(place, size if taken.is_pair else cell.number)
-    nisa.nc_matmul(
-        dst=bank[
-            :, clips[0][0] : clips[0][1], clips[1][0] : clips[1][1], clips[2][0] : clips[2][1]
-        ],
-        stationary=weights[lanes, slot, :],
-        moving=tiles[side][lanes, planes, rows, columns],
-        tile_position=(place, side * given.tile),
-        tile_size=(size, given.tile),
-    )
 
 
 def _finish(
@@ -364,19 +339,8 @@ def _finish(
     bank, where = piece
     result, added = tiles
     p, r, q = where
-    is_plain = tensors.bias is None and tensors.norm is None
-    is_copy = is_plain and added is None and tensors.activation == "none"
-    if is_copy and on_vector:
-        nisa.tensor_scalar_reduce(
-            dst=result[:, p, r, q], data=bank, op0=nl.multiply, operand0=1.0, reduce_op=nl.add,
-            reduce_res=total,
-        )  # fmt: skip
-        return
-    if is_copy:
-        nisa.activation(
-            dst=result[:, p, r, q], op=nl.copy, data=bank, reduce_op=nl.add, reduce_res=total,
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )  # fmt: skip
+    if tensors.bias is None and tensors.norm is None:
+        finish_plain(given, piece, tiles, total, on_vector)
         return
     nisa.tensor_reduce(dst=total, op=nl.add, data=bank, axis=(1, 2, 3))
     count = sides_with(sides, stream)
@@ -384,7 +348,7 @@ def _finish(
     while first < count:
         cell = sides[first].cells[stream]
         end = first + 1
-        while end < count and (is_plain or sides[end].cells[stream].first == cell.first):
+        while end < count and sides[end].cells[stream].first == cell.first:
             end = end + 1
         lanes = nl.ds(first * given.tile, (end - first) * given.tile)
         filters = filters_of(given, sides[first], stream)

@@ -152,7 +152,9 @@ def products_skew(b: Bindings, windows: list[Window], hw: Hardware) -> int:
         return 0
     # While not all sides have products, at first and at last, tiles of the array idle.
     idle = 2 * sum(cycles(sides) for sides in range(1, count)) - (count - 1) * cycles(count)
-    return int(min(_AHEAD * load / size, spare / idle))
+    most = _AHEAD * load / size
+    # Small products of one side start as far apart as those of all: no tile idles.
+    return int(most if idle == 0 else min(most, spare / idle))
 
 
 def tile_of(b: Bindings, windows: list[Window], hw: Hardware) -> int:

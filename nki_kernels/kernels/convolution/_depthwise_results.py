@@ -14,8 +14,13 @@ from trnx.nki_kernels.kernels.convolution._depthwise_positions import (
     outputs_of,
     sides_with,
 )
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish
 from trnx.nki_kernels.kernels.convolution._loads import load, store
 from trnx.nki_kernels.kernels.convolution._plan import Axes
+
+# Sums of a partition that leave PSUM at once at the end, rather than in two pieces, each of which
+# has the start of an instruction.
+FEW_SUMS = 288
 
 
 class Piece(NamedTuple):
@@ -93,3 +98,88 @@ def _part_of(tensor: nl.NkiTensor, axes: Axes, cell: Cell) -> nl.NkiTensor:
     planes, rows, _ = outputs_of(axes, cell.block)
     some = tensor[nl.ds(cell.first, cell.number)]
     return some[:, nl.ds(front, planes), nl.ds(top, rows), :]
+
+
+def _runs_of(given: Given, side: Side, place: int) -> list[tuple[int, Cell]]:
+    """Adjacent channels of a side whose stream s lies on part `s + place` of the partitions: where
+    each run begins, and all of its channels.
+    """
+    count = nl.tile_size.pmax // given.tile
+    runs: list[tuple[int, Cell]] = []
+    for stream in range(len(side.cells)):
+        cell = side.cells[stream]
+        lane = (stream + place) % count * given.tile
+        if side.is_whole and len(runs) > 0:
+            start, before = runs[-1]
+            if start + before.number == lane:
+                runs[-1] = (start, Cell(before.first, before.number + cell.number, cell.block))
+                continue
+        runs.append((lane, cell))
+    return runs
+
+
+def load_added_of_side(
+    given: Given, side: Side, place: int, shape: tuple[int, ...]
+) -> nl.NkiTensor | None:
+    """What is added to the outputs of a side."""
+    if given.residual is None:
+        return None
+    added = nl.ndarray(shape, dtype=given.out.dtype, buffer=nl.sbuf)
+    if side.cells[-1].number < given.tile:
+        nisa.memset(dst=added, value=0.0, engine=nisa.engine.gpsimd)
+    for lane, cell in _runs_of(given, side, place):
+        target = added[nl.ds(lane, cell.number)]
+        load(target, _part_of(given.residual, given.axes, cell), False, given.is_static)
+    return added
+
+
+def store_side(
+    given: Given,
+    side: Side,
+    place: int,
+    result: nl.NkiTensor,
+    where: tuple[slice, slice, slice],
+) -> None:
+    """As `store_stream`, of a side."""
+    p, r, q = where
+    for lane, cell in _runs_of(given, side, place):
+        source = result[nl.ds(lane, cell.number), p, r, q]
+        target = _part_of(given.out, given.axes, cell)[:, p, r, q]
+        planes = target.shape[1]
+        each = 1 if given.is_static else planes
+        for plane in range(0, planes, each):
+            some = nl.ds(plane, each)
+            store(target[:, some], source[:, some], False, given.is_static)
+
+
+def finish_plain(
+    given: Given,
+    piece: Piece,
+    tiles: tuple[nl.NkiTensor, nl.NkiTensor | None],
+    total: nl.NkiTensor,
+    on_vector: bool,
+) -> None:
+    """The epilogue of a piece without bias and norm, and its total. By VectorE if that may do it
+    with one instruction. `tiles`: the results, and what is added to them.
+    """
+    bank, where = piece
+    result, added = tiles
+    p, r, q = where
+    activation = given.tensors.activation
+    is_copy = added is None and activation == "none"
+    if is_copy and on_vector:
+        nisa.tensor_scalar_reduce(
+            dst=result[:, p, r, q], data=bank, op0=nl.multiply, operand0=1.0, reduce_op=nl.add,
+            reduce_res=total,
+        )  # fmt: skip
+        return
+    if is_copy:
+        nisa.activation(
+            dst=result[:, p, r, q], op=nl.copy, data=bank, reduce_op=nl.add, reduce_res=total,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )  # fmt: skip
+        return
+    nisa.tensor_reduce(dst=total, op=nl.add, data=bank, axis=(1, 2, 3))
+    more = None if added is None else added[:, p, r, q]
+    # By ScalarE, as VectorE has the totals.
+    finish(result[:, p, r, q], bank, more, Epilogue(None, None, activation), 0)

@@ -26,6 +26,7 @@ from trnx.nki_kernels.kernels.convolution._depthwise_product_host import (
     products_skew,
     tile_of,
 )
+from trnx.nki_kernels.kernels.convolution._depthwise_turns_host import products_ahead
 from trnx.nki_kernels.kernels.convolution._descriptors import (
     is_depthwise_static,
     is_products_static,
@@ -132,7 +133,8 @@ def _depthwise_launch(b: Bindings, hw: Hardware) -> Launch:
     products = doubled or products
     few = few and is_products_static(b, products)
     shift, skew = products_shift(its, windows, on), products_skew(its, windows, on)
-    how = (products, tile_of(its, windows, on), shift, skew, doubled is not None)
+    ahead = products_ahead(its, windows, hw)
+    how = (products, tile_of(its, windows, on), shift, skew, doubled is not None, ahead)
     more = (result_shape(b), *how, numbers, has_images, few, by_channels)
     launch = Launch.of(depthwise_product_kernel, b, NAMES, *more)
     return replace(launch, unknown_trips=0)
