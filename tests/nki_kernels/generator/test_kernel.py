@@ -58,15 +58,15 @@ def _tile(x0, x1, x2, out0, r, p, m, k, n0, n1):
     )
     multiply_tile = nl.ndarray((p, k, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
-        dst=multiply_tile[:, 0:3],
-        data1=x0_tile[:, 0:3],
-        data2=x1_tile.expand_dim(1).broadcast(1, k)[:, 0:3],
+        dst=multiply_tile[:, :, 0:257],
+        data1=x0_tile[:, :, 0:257],
+        data2=x1_tile.expand_dim(1).broadcast(1, k)[:, :, 0:257],
         op=nl.multiply,
     )
     nisa.tensor_tensor(
-        dst=multiply_tile[:, 3:4],
-        data1=x0_tile[:, 3:4],
-        data2=x1_tile.expand_dim(1).broadcast(1, k)[:, 3:4],
+        dst=multiply_tile[:, :, 257:412],
+        data1=x0_tile[:, :, 257:412],
+        data2=x1_tile.expand_dim(1).broadcast(1, k)[:, :, 257:412],
         op=nl.multiply,
         engine=nisa.engine.gpsimd,
     )
@@ -78,15 +78,15 @@ def _tile(x0, x1, x2, out0, r, p, m, k, n0, n1):
     )
     add_tile = nl.ndarray((p, k, n0), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
-        dst=add_tile[:, 0:3],
-        data1=multiply_tile[:, 0:3],
-        data2=x2_tile.expand_dim(1).broadcast(1, k)[:, 0:3],
+        dst=add_tile[:, :, 0:257],
+        data1=multiply_tile[:, :, 0:257],
+        data2=x2_tile.expand_dim(1).broadcast(1, k)[:, :, 0:257],
         op=nl.add,
     )
     nisa.tensor_tensor(
-        dst=add_tile[:, 3:4],
-        data1=multiply_tile[:, 3:4],
-        data2=x2_tile.expand_dim(1).broadcast(1, k)[:, 3:4],
+        dst=add_tile[:, :, 257:412],
+        data1=multiply_tile[:, :, 257:412],
+        data2=x2_tile.expand_dim(1).broadcast(1, k)[:, :, 257:412],
         op=nl.add,
         engine=nisa.engine.gpsimd,
     )
