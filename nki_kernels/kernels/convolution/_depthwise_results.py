@@ -83,13 +83,20 @@ def store_stream(
     p, r, q = where
     for side in range(sides_with(sides, stream)):
         cell = sides[side].cells[stream]
-        source = result[nl.ds(side * given.tile, cell.number), p, r, q]
-        target = _part_of(given.out, given.axes, cell)[:, p, r, q]
-        planes = target.shape[1]
-        each = 1 if given.is_static else planes
-        for plane in range(0, planes, each):
-            some = nl.ds(plane, each)
-            store(target[:, some], source[:, some], False, given.is_static)
+        _store_cell(given, cell, result[nl.ds(side * given.tile, cell.number), p, r, q], where)
+
+
+def _store_cell(
+    given: Given, cell: Cell, source: nl.NkiTensor, where: tuple[slice, slice, slice]
+) -> None:
+    """What lies `where` in the results of a cell."""
+    p, r, q = where
+    target = _part_of(given.out, given.axes, cell)[:, p, r, q]
+    planes = target.shape[1]
+    each = 1 if given.is_static else planes
+    for plane in range(0, planes, each):
+        some = nl.ds(plane, each)
+        store(target[:, some], source[:, some], False, given.is_static)
 
 
 def _part_of(tensor: nl.NkiTensor, axes: Axes, cell: Cell) -> nl.NkiTensor:
@@ -143,13 +150,7 @@ def store_side(
     """As `store_stream`, of a side."""
     p, r, q = where
     for lane, cell in _runs_of(given, side, place):
-        source = result[nl.ds(lane, cell.number), p, r, q]
-        target = _part_of(given.out, given.axes, cell)[:, p, r, q]
-        planes = target.shape[1]
-        each = 1 if given.is_static else planes
-        for plane in range(0, planes, each):
-            some = nl.ds(plane, each)
-            store(target[:, some], source[:, some], False, given.is_static)
+        _store_cell(given, cell, result[nl.ds(lane, cell.number), p, r, q], where)
 
 
 def finish_plain(
