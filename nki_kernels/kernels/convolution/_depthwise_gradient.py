@@ -37,6 +37,7 @@ from trnx.nki_kernels.kernels.convolution._depthwise_gradient_strips import (
 )
 from trnx.nki_kernels.kernels.convolution._depthwise_operands import diagonal_of
 from trnx.nki_kernels.kernels.convolution._loads import store
+from trnx.nki_kernels.kernels.convolution._product import zero_by
 from trnx.nki_kernels.kernels.convolution._strips import (
     Heights,
     Source,
@@ -256,7 +257,10 @@ def _multiply_spots(
         groups = chunk.dense[part].shape[1] // strips.lanes - number * together
         left.append(min(together, groups))
         if left[part] < together or not _are_whole(given, spots):
-            _zero(given, banks[part], part)
+            # Sums that the first products do not write are 0.
+            place = place_of(part, given)
+            size = (nl.tile_size.pmax // strips.parts, nl.tile_size.pmax)
+            zero_by(given.zeros[nl.ds(place, 1)], banks[part], (place, 0), size)
     for index in range(len(spots)):
         for group in range(together):
             for part in range(len(banks)):
@@ -278,19 +282,6 @@ def _are_whole(given: Given, spots: list[Spot]) -> bool:
         if spot.end - spot.first < reach or spot.number < strips.shift:
             return False
     return True
-
-
-def _zero(given: Given, bank: nl.NkiTensor, part: int) -> None:
-    """A product of zeros, so that sums which the first products do not write are 0."""
-    pmax = nl.tile_size.pmax
-    place = place_of(part, given)
-    nisa.nc_matmul(
-        dst=bank,
-        stationary=given.zeros[nl.ds(place, 1), 0:pmax],
-        moving=given.zeros[nl.ds(place, 1), pmax:],
-        tile_position=(place, 0),
-        tile_size=(pmax // given.strips.parts, pmax),
-    )
 
 
 def _multiply(

@@ -124,6 +124,13 @@ def zero(bank: nl.NkiTensor, dtype: object, where: tuple[int, ...], size: tuple[
     columns = bank.shape[1] * bank.shape[2] * bank.shape[3]
     zeros = nl.ndarray((1, bank.shape[0] + columns), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
+    zero_by(zeros, bank, where, size)
+
+
+def zero_by(
+    zeros: nl.NkiTensor, bank: nl.NkiTensor, where: tuple[int, ...], size: tuple[int, ...]
+) -> None:
+    """The same of given `zeros[1, partitions + columns of the bank]`."""
     nisa.nc_matmul(
         dst=bank,
         stationary=zeros[:, 0 : bank.shape[0]],
