@@ -32,8 +32,8 @@ from trnx.nki_kernels.generator.geometry import (
     Geometry,
     RowTiles,
 )
+from trnx.nki_kernels.generator.instruction import EACH_TILE, Instruction, Tile
 from trnx.nki_kernels.generator.ir import Dims, Value
-from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction, Tile
 
 BANK = 512  # float32 values of a partition in a bank of PSUM
 MOST_SUMS = 2048  # four of the eight banks

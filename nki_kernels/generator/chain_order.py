@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trnx.nki_kernels.generator.engines import engine_of
-from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.instruction import Instruction
 
 # Until VectorE can start the next instruction, and until the result is visible to it
 # (`simulator/costs/constants.py`: 73 and 147 cycles, and what a hand-off takes).

@@ -19,10 +19,10 @@ from trnx.nki_kernels.generator.emit_stores import StoreEmitter
 from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.emit_tiles import BITS
 from trnx.nki_kernels.generator.engines import next_table, parts_of, table_loads, table_of_call
+from trnx.nki_kernels.generator.instruction import Beside, Instruction, Overlap, Tile
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
 from trnx.nki_kernels.generator.overlaps import selecting
-from trnx.nki_kernels.generator.select_instructions import Beside, Instruction, Overlap, Tile
 
 
 class Emitter(StoreEmitter):

@@ -12,7 +12,7 @@ from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_phase import PhaseEmitter
 from trnx.nki_kernels.generator.engines import next_table, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis, RowTiles
-from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.instruction import Instruction
 
 
 class AcrossEmitter(PhaseEmitter):

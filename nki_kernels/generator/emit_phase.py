@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from trnx.nki_kernels.generator.across import Phase
 from trnx.nki_kernels.generator.emit_totals import TotalEmitter
+from trnx.nki_kernels.generator.instruction import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
 
 
 class PhaseEmitter(TotalEmitter):

@@ -17,6 +17,7 @@ from trnx.nki_kernels.generator.emit import Emitter
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import TENSOR
+from trnx.nki_kernels.generator.instruction import EACH_TILE, Beside, Instruction, Tile
 from trnx.nki_kernels.generator.interleaved import interleaved_products
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.partition_groups import (
@@ -27,7 +28,6 @@ from trnx.nki_kernels.generator.partition_groups import (
     sums_of,
 )
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
-from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Beside, Instruction, Tile
 
 # Sums of which each may have two of the eight banks of PSUM and leaves room for transposes.
 _MOST_IN_TWO_BANKS = 2

@@ -10,8 +10,8 @@ import torch
 
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_text import DTYPES, access, call, run_length, times
+from trnx.nki_kernels.generator.instruction import Instruction, Tile
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 from trnx.nki_kernels.generator.turned_load import TurnedLoad, in_blocks, transposed
 

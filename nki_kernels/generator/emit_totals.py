@@ -18,6 +18,7 @@ from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_reductions import ReductionEmitter
 from trnx.nki_kernels.generator.emit_text import DTYPES, call
 from trnx.nki_kernels.generator.engines import table_of_call
+from trnx.nki_kernels.generator.instruction import Instruction
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.joined_parts import Joined, joined_lines, joined_totals
 from trnx.nki_kernels.generator.narrowing import rows_left
@@ -27,7 +28,6 @@ from trnx.nki_kernels.generator.partition_groups import (
     products_of_groups,
     sums_of,
 )
-from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.totals_in_psum import step_of
 from trnx.nki_kernels.generator.turned_totals import turned_total
 

@@ -19,14 +19,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import (
+from trnx.nki_kernels.generator.instruction import (
     BIT_OPERATORS,
     Argument,
     Beside,
     Instruction,
     Tile,
 )
+from trnx.nki_kernels.generator.ir import Value
 from trnx.simulator.costs.constants import timing
 from trnx.simulator.costs.vector import table_of
 from trnx.simulator.hardware import Hardware

@@ -19,12 +19,12 @@ from trnx.nki_kernels.generator.engines import (
     table_of_call,
 )
 from trnx.nki_kernels.generator.geometry import RowTiles, Strides
+from trnx.nki_kernels.generator.instruction import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.joined_parts import Joined, joined_totals
 from trnx.nki_kernels.generator.list_order import Turn, list_order
 from trnx.nki_kernels.generator.partition_groups import groups_of
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
-from trnx.nki_kernels.generator.select_instructions import EACH_TILE, Instruction
 from trnx.nki_kernels.generator.tile_ops import PACE, PARTITIONS_PER_ENGINE, TileOps
 from trnx.nki_kernels.generator.turned_totals import turned_total
 from trnx.simulator.costs.constants import timing

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from trnx.nki_kernels.generator.across import Across, Phase
 from trnx.nki_kernels.generator.emit_text import call
-from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.instruction import Instruction
 
 
 class Joined(NamedTuple):

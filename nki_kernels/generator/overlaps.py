@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from trnx.nki_kernels.generator.emit_calls import indent
 from trnx.nki_kernels.generator.emit_text import call
+from trnx.nki_kernels.generator.instruction import Overlap
 from trnx.nki_kernels.generator.ir import Operand, Value, values_of
 from trnx.nki_kernels.generator.lower import Lowered, reachable
-from trnx.nki_kernels.generator.select_instructions import Overlap
 
 _EXTREMA = ("maximum", "minimum")
 _IDENTITY = {"add": 0.0, "multiply": 1.0}

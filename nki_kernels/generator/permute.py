@@ -15,8 +15,8 @@ import torch
 
 from trnx.nki_kernels.generator.engines import GPSIMD
 from trnx.nki_kernels.generator.geometry import Strides
+from trnx.nki_kernels.generator.instruction import Instruction, Tile
 from trnx.nki_kernels.generator.ir import Dims, Value
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.strided_walks import NEAR_BYTES
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from trnx.nki_kernels.generator.across import Across, Phase
 from trnx.nki_kernels.generator.engines import VECTOR, engine_of, table_loads
+from trnx.nki_kernels.generator.instruction import EACH_TILE
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import EACH_TILE
 from trnx.nki_kernels.generator.stages import cut_stages
 
 

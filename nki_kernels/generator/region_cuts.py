@@ -28,11 +28,11 @@ from trnx.nki_kernels.generator.geometry import (
     laid_out,
     mixed_order,
 )
+from trnx.nki_kernels.generator.instruction import Overlap
 from trnx.nki_kernels.generator.ir import Dims
 from trnx.nki_kernels.generator.long_runs import Access, Space
 from trnx.nki_kernels.generator.lowered_space import LoweredSpace
 from trnx.nki_kernels.generator.overlaps import added_once, may_overlap
-from trnx.nki_kernels.generator.select_instructions import Overlap
 from trnx.nki_kernels.generator.split import (
     equal_parts,
     filled_by,

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
+from trnx.nki_kernels.generator.instruction import Argument, Instruction, Tile
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Argument, Instruction, Tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 # With fewer elements in a row the fixed times are more than what VectorE takes.

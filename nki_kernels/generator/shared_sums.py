@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from trnx.nki_kernels.generator.engines import GPSIMD, TENSOR
-from trnx.nki_kernels.generator.select_instructions import Beside, Instruction
+from trnx.nki_kernels.generator.instruction import Beside, Instruction
 from trnx.nki_kernels.generator.tiled_region import TiledRegion, elements
 from trnx.simulator.hardware import Hardware
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trnx.nki_kernels.generator.engines import engine_of, table_of_call
+from trnx.nki_kernels.generator.instruction import Instruction
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Instruction
 
 # A chain that crosses between engines more often than that waits. Each stage keeps what it hands
 # over for one more tile: few are for chains whose tiles would get too small.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trnx.nki_kernels.generator.geometry import Geometry
-from trnx.nki_kernels.generator.select_instructions import Instruction
+from trnx.nki_kernels.generator.instruction import Instruction
 
 # VectorE walks in larger steps at half its rate (trainium_inferentia2_arch.rst).
 NEAR_BYTES = 16

@@ -22,9 +22,9 @@ from trnx.nki_kernels.generator.engines import (
     table_of_call,
 )
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
+from trnx.nki_kernels.generator.instruction import Instruction
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.joined_parts import Joined
-from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.strided_walks import walks_in_steps
 from trnx.nki_kernels.generator.timeline import Op, visible_times
 from trnx.nki_kernels.generator.turned_load import TurnedLoad

@@ -17,11 +17,11 @@ from trnx.nki_kernels.generator.across import Across
 from trnx.nki_kernels.generator.engines import TENSOR, VECTOR
 from trnx.nki_kernels.generator.estimate import Estimate
 from trnx.nki_kernels.generator.geometry import Geometry, Strides
+from trnx.nki_kernels.generator.instruction import Instruction, Tile
 from trnx.nki_kernels.generator.ir import Dims, Value
 from trnx.nki_kernels.generator.list_order import Turn
 from trnx.nki_kernels.generator.lower import Output
 from trnx.nki_kernels.generator.phase_stages import PhaseStages, cut_phase
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 from trnx.nki_kernels.generator.strided_walks import NEAR_BYTES
 from trnx.nki_kernels.generator.turned_load import TurnedLoad, turned_load
 from trnx.nki_kernels.generator.turned_store import TurnedStore, turned_store

@@ -12,8 +12,8 @@ import torch
 
 from trnx.nki_kernels.generator.across import BANK, Across
 from trnx.nki_kernels.generator.engines import AFFINE, TENSOR
+from trnx.nki_kernels.generator.instruction import Argument, Instruction, Tile
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Argument, Instruction, Tile
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from trnx.nki_kernels.generator.across import Across, Phase
 from trnx.nki_kernels.generator.engines import TENSOR
 from trnx.nki_kernels.generator.geometry import PARTITIONS, Strides
+from trnx.nki_kernels.generator.instruction import Instruction
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Instruction
 
 _STEPS = ("activation", "tensor_scalar", "tensor_copy")
 

@@ -20,9 +20,9 @@ from trnx.nki_kernels.generator.engines import (
     table_loads,
     table_of_call,
 )
+from trnx.nki_kernels.generator.instruction import Instruction
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.row_by_row import row_by_row
-from trnx.nki_kernels.generator.select_instructions import Instruction
 from trnx.nki_kernels.generator.shared_sums import with_shared_sums
 from trnx.nki_kernels.generator.stages import LEAST_TILES, MOST_STAGES, cut_stages
 from trnx.nki_kernels.generator.strided_walks import walks_in_steps

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from trnx.nki_kernels.generator.chain_order import in_chain_order
+from trnx.nki_kernels.generator.instruction import Instruction, Tile
 from trnx.nki_kernels.generator.ir import Value
-from trnx.nki_kernels.generator.select_instructions import Instruction, Tile
 
 
 def value(name: str) -> Value:
