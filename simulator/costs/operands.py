@@ -59,8 +59,7 @@ def access_pattern(
             break
         run *= n
     step = axes[-1][1] if axes else 1
-    if is_on_chip:
-        axes = _joined(axes)
+    axes = _joined(axes)
     dense = AccessPattern(step * itemsize, run * itemsize, 0, 0)
     if not axes or (len(axes) == 1 and axes[0][1] == 1):
         return dense
@@ -76,9 +75,12 @@ def access_pattern(
 
 
 def _joined(axes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sizes and strides without broadcasts, with neighbours that are walked alike as one axis."""
+    """Sizes and strides without broadcasts, with axes that continue each other as one axis.
+
+    The order in which they are walked says nothing about which bytes they reach.
+    """
     joined: list[tuple[int, int]] = []
-    for n, stride in axes:
+    for n, stride in sorted(axes, key=lambda axis: -axis[1]):
         if joined and joined[-1][1] == n * stride:
             joined[-1] = (joined[-1][0] * n, stride)
         elif stride:

@@ -21,7 +21,7 @@ from trnx.simulator.costs.attributes import (
 )
 from trnx.simulator.costs.constants import Timing, free_constants, timing
 from trnx.simulator.costs.cost import DMA_GPSIMD, DMA_STORE, Cost, Workload
-from trnx.simulator.costs.operands import AccessPattern, Operand
+from trnx.simulator.costs.operands import AccessPattern, Operand, access_pattern
 from trnx.simulator.frontend.nki_modules import nki_modules
 from trnx.simulator.hardware import TRN1, TRN2, TRN3, Hardware, hardware
 from trnx.simulator.isa.instruction import SPECS
@@ -67,6 +67,26 @@ def _vector_work(chip: Hardware, opcode: str, *operands: Operand, op: str = "") 
     cost = _cost(chip, opcode, Engine.vector, OperatorAttributes(op), operands)
     # Times are whole picoseconds.
     return round(cost.interval * chip.vector_clock / 1e12 - timing(chip).vector_issue_cycles, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((116, 728), (1400, 1)),
+        ((58, 2, 728), (2800, 1400, 1)),
+        ((2, 58, 728), (1400, 2800, 1)),
+        ((2, 58, 8, 91), (1400, 2800, 91, 1)),
+        ((2, 58, 4, 728), (1400, 2800, 0, 1)),
+    ],
+)
+def test_the_order_of_a_walk_does_not_change_its_bytes(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Columns 0 to 727 of 116 rows of 1400: what another operand has beside them is free."""
+    pattern = access_pattern(shape, strides, 2, is_on_chip=False)
+    assert (pattern.pitch, pattern.span) == (2800, 1456)
+    parts = access_pattern((128, *shape), (0, *strides), 2, is_on_chip=True)
+    assert (parts.pitch, parts.span) == (2800, 1456)
 
 
 def test_vector_performance_modes() -> None:
