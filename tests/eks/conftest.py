@@ -58,6 +58,7 @@ def _load(name: str) -> ModuleType:
 
 stub_server = _load("stub_server")
 _load("manifests_of_others")
+_load("broken_manifests")
 
 
 def _kubeconfig(folder: Path, host: str) -> Path:
