@@ -11,9 +11,9 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._matmul import (
+from trnx.nki_kernels.kernels._matmul import Part
+from trnx.nki_kernels.kernels._matmul_epilogue import (
     Epilogue,
-    Part,
     evict,
     finish_tile,
     load_added,

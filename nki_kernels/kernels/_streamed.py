@@ -16,12 +16,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels._blocking import STREAM
-from trnx.nki_kernels.kernels._matmul import (
-    Epilogue,
-    apply_epilogue,
-    load_added,
-    product_of_tile,
-)
+from trnx.nki_kernels.kernels._matmul import product_of_tile
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue, apply_epilogue, load_added
 from trnx.nki_kernels.kernels._operands import MatmulOperand
 
 # Of K, which one DMA brings for 128 columns: 512 KiB, 1.4 us on trn2, more than its trigger.

@@ -27,7 +27,8 @@ from trnx.nki_kernels.kernels._blocking import (
     shares_rows,
 )
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, Part, multiply, own_part, product
+from trnx.nki_kernels.kernels._matmul import Blocks, Part, multiply, own_part, product
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue
 from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand, segments_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample

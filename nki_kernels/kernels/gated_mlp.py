@@ -34,7 +34,8 @@ from trnx.nki_kernels.kernels._blocking import (
     weight_layout_beside,
 )
 from trnx.nki_kernels.kernels._cores import share_of, share_of_program
-from trnx.nki_kernels.kernels._matmul import Epilogue, activation_function, multiply
+from trnx.nki_kernels.kernels._matmul import multiply
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue, activation_function
 from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand, piece_rows, segments_of
 from trnx.nki_kernels.kernels._streamed import (
     AHEAD,

@@ -26,7 +26,7 @@ from trnx.nki_kernels.kernels._blocking import (
     weight_layout,
 )
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import Epilogue
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue
 from trnx.nki_kernels.kernels._operands import MatmulOperand
 from trnx.nki_kernels.kernels._streamed import product_of_rows
 from trnx.nki_kernels.registry import register

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from trnx.nki_kernels.activations import ACTIVATIONS
-from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, own_part, product
+from trnx.nki_kernels.kernels._matmul import Blocks, own_part, product
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import blocks_of, layouts_of, reject_linear
 from trnx.nki_kernels.registry import register

@@ -17,7 +17,8 @@ import nki.language as nl
 import torch
 import torch.nn.functional as F
 
-from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
+from trnx.nki_kernels.kernels._matmul import Blocks, part_of, product
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import blocks_of_part, layouts_of, reject_linear
 from trnx.nki_kernels.kernels._row_norm import flush, new_row_norm, new_row_results, returned

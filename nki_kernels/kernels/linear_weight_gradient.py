@@ -29,7 +29,8 @@ from trnx.nki_kernels.kernels._blocking import (
 )
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._float_parts import add_sums, parts_of
-from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
+from trnx.nki_kernels.kernels._matmul import Blocks, part_of, product
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue
 from trnx.nki_kernels.kernels._operands import MatmulOperand, Pieces, pieces_of
 from trnx.nki_kernels.registry import register
 from trnx.nki_kernels.spec import Bindings, Cost, KernelSpec, Launch, Pattern, Sample

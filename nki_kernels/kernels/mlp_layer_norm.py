@@ -24,15 +24,8 @@ from trnx.nki_kernels.activations import ACTIVATIONS
 from trnx.nki_kernels.dtypes import reject_dtypes
 from trnx.nki_kernels.kernels._blocking import ROWS, leading_dims_merge, operand_layout
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import (
-    Epilogue,
-    activation_function,
-    load_bias,
-    load_chunks,
-    multiply,
-    multiply_block,
-    multiply_chunks,
-)
+from trnx.nki_kernels.kernels._matmul import load_chunks, multiply, multiply_block, multiply_chunks
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue, activation_function, load_bias
 from trnx.nki_kernels.kernels._operands import (
     MatmulOperand,
     Pieces,

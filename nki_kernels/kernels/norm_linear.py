@@ -32,7 +32,7 @@ from trnx.nki_kernels.kernels._blocking import (
     weight_layout,
 )
 from trnx.nki_kernels.kernels._cores import share_of
-from trnx.nki_kernels.kernels._matmul import Epilogue
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue
 from trnx.nki_kernels.kernels._norm_columns import centred, columns_of, scaled
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import (

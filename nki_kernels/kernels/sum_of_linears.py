@@ -27,7 +27,8 @@ from trnx.nki_kernels.kernels._blocking import (
     part_sizes,
     shares_rows,
 )
-from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, own_part, product
+from trnx.nki_kernels.kernels._matmul import Blocks, own_part, product
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import WEIGHTS
 from trnx.nki_kernels.registry import register

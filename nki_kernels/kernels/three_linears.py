@@ -27,7 +27,8 @@ from trnx.nki_kernels.kernels._blocking import (
     stay_in_sbuf,
     weight_layout_beside,
 )
-from trnx.nki_kernels.kernels._matmul import Blocks, Epilogue, part_of, product
+from trnx.nki_kernels.kernels._matmul import Blocks, part_of, product
+from trnx.nki_kernels.kernels._matmul_epilogue import Epilogue
 from trnx.nki_kernels.kernels._operands import MatmulOperand, segments_of
 from trnx.nki_kernels.kernels._projections import (
     BIASES,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._matmul import activation_function
+from trnx.nki_kernels.kernels._matmul_epilogue import activation_function
 
 _TURNS, _VECTOR_TURNS = 9, (1, 3, 5, 7)
 
