@@ -175,6 +175,12 @@ def _chunks_of_a_transfer(tile: nl.NkiTensor) -> int:
     return max(1, _TRANSFER_BYTES // nbytes)
 
 
+def comes_at_once(tile: nl.NkiTensor) -> bool:
+    """Whether the chunks of an input come together, and so before those of the next side."""
+    chunks = tile.shape[1]  # type: int
+    return chunks <= min(_MANY_CHUNKS - 1, _chunks_of_a_transfer(tile))
+
+
 def _load_chunks(
     tile: nl.NkiTensor,
     source: nl.NkiTensor,

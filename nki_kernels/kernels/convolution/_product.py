@@ -20,7 +20,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish, lanes_of
-from trnx.nki_kernels.kernels.convolution._loads import Inputs
+from trnx.nki_kernels.kernels.convolution._loads import Inputs, comes_at_once
 from trnx.nki_kernels.kernels.convolution._parts import (
     BankPart,
     Position,
@@ -213,16 +213,22 @@ def convolve_blocks(
                 every = reached
             jobs.append(Job(side, index, block, every))
             longest = max(longest, len(every))
+    # Before the first ones, TensorE waits for weights.
+    waits = is_last and turn > 0 and _come_side_by_side(sides, weights)
     number = 0
     while number < longest:
         # Two banks at once where their last chunks of channels have a half of the array each.
         # Halves take a chunk both before the next one, which may still be on its way.
-        are_two = plan.is_paired or (is_first and number == 0)
+        by_side = waits and number >= longest - 2
+        are_two = plan.is_paired or (is_first and number == 0) or by_side
         end = min(number + 2, longest) if are_two else number + 1
         banks: list[list[nl.NkiTensor]] = []
         for part in range(number, end):
             banks.append(_banks_of(jobs, part, width, plan, len(results)))
-        _multiply_banks(jobs, number, sides, weights, plan, banks)
+        together = 1 if by_side else len(jobs)
+        for begin in range(0, len(jobs), together):
+            some = jobs[begin : begin + together]
+            _multiply_banks(some, number, sides, weights, plan, banks)
         for part in range(number, end):
             its = Sums(banks[part - number], part, width)
             forced = None
@@ -236,6 +242,13 @@ def convolve_blocks(
                 turn = after
         number = end
     return turn
+
+
+def _come_side_by_side(sides: list[Inputs], weights: Weights) -> bool:
+    """Whether inputs come side by side, and the products of a side take little time: few of them
+    are left then behind the inputs of the last one.
+    """
+    return weights.tile.shape[2] == 1 and len(sides) > 1 and comes_at_once(sides[0].tile)
 
 
 def _finish_banks(
