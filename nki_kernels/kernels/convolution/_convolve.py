@@ -9,7 +9,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels._cores import share_of
 from trnx.nki_kernels.kernels._warm_up import warm_up
-from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue
+from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, is_simple
 from trnx.nki_kernels.kernels.convolution._filters import (
     Channels,
     Filters,
@@ -35,7 +35,12 @@ from trnx.nki_kernels.kernels.convolution._plan import (
     plan_of_rest,
 )
 from trnx.nki_kernels.kernels.convolution._product import Weights, convolve_blocks
-from trnx.nki_kernels.kernels.convolution._results import move, size_of, store_last
+from trnx.nki_kernels.kernels.convolution._results import (
+    move,
+    size_of,
+    store_banks,
+    store_last,
+)
 from trnx.nki_kernels.kernels.convolution._views import results_of, volumes_of, with_planes
 
 
@@ -272,6 +277,7 @@ def _convolve_chunks(
             added[-1] = nl.ndarray(size, dtype=out.dtype, buffer=nl.sbuf)
             move(residual, added[-1], sides, index, plan, chunks, False, None)
     turn = where[1]
+    in_halves = False
     for chunk in range(len(chunks)):
         # One more than is needed, whose transposes leave PSUM during the products; but the first
         # products do not wait for the next weights to come, where that takes long.
@@ -288,7 +294,9 @@ def _convolve_chunks(
         then = Epilogue(its.scale, its.shift, filters.given.activation)
         is_end = where[3] and part[0] + chunk == len(filters.chunks) - 1
         is_end = is_end and _waits_for_products(its.weights, out.shape[0], plan)
-        turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn, is_end)
+        in_halves = residual is None and _leaves_in_halves(plan, then)
+        halves = (in_halves, is_end)
+        turn = convolve_blocks(parts, more, sides, its.weights, plan, then, turn, halves)
     are_alone = where[2] and len(ready) == len(filters.chunks)
     before = where[0] // (plan.streams * plan.sides) + part[0] // plan.together
     is_end = where[3] and part[1] == len(filters.chunks)
@@ -296,10 +304,23 @@ def _convolve_chunks(
     if is_end and _waits_for_products(ready[-1].weights, out.shape[0], plan):
         store_last(out, results[0], sides[0].blocks[0], plan, chunks, before)
         return turn
+    if in_halves and len(chunks) == 1:
+        store_banks(out, results[0], sides[0].blocks[0], plan, chunks)
+        return turn
     for index in range(len(results)):
         store_turn = before + index if are_alone else None
         move(out, results[index], sides, index, plan, chunks, True, store_turn)
     return turn
+
+
+def _leaves_in_halves(plan: Plan, then: Epilogue) -> bool:
+    """Whether two engines copy the first bank of each block, and banks are stored one by one, so
+    that DMA waits less for the results of small convolutions: where triggers take no time, outputs
+    of a bank are adjacent, and VectorE needs one instruction.
+    """
+    is_dense = plan.planes.step * plan.rows.step * plan.columns.step == 1
+    is_alone = plan.is_small and plan.streams * plan.sides == 1
+    return plan.is_static and is_alone and is_dense and is_simple(then)
 
 
 def _waits_for_products(weights: Weights, out_channels: int, plan: Plan) -> bool:

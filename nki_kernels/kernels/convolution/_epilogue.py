@@ -112,11 +112,15 @@ def finish(
     if added is not None:
         _add_and_finish(dst, bank, added, then)
         return
-    is_simple = then.activation == "none" or (then.activation == "relu" and then.scale is None)
-    if is_simple and turn % _TURNS in _VECTOR_TURNS:
+    if is_simple(then) and turn % _TURNS in _VECTOR_TURNS:
         _on_vector(dst, bank, then)
     else:
         _on_scalar(dst, bank, then.scale, then.shift, then.activation)
+
+
+def is_simple(then: Epilogue) -> bool:
+    """Whether VectorE needs one instruction as well."""
+    return then.activation == "none" or (then.activation == "relu" and then.scale is None)
 
 
 def _on_scalar(

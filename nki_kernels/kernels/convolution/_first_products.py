@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from trnx.nki_kernels.kernels.convolution._filters import FIRST_CHUNKS
 from trnx.nki_kernels.kernels.convolution._plan import WARM_UP
-from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE
+from trnx.nki_kernels.kernels.convolution._sharing import PARTITIONS_PER_ENGINE, Sharing
 from trnx.nki_kernels.kernels.convolution._windows import Problem
 from trnx.simulator.hardware import Hardware
 
 # Until a transfer of no bytes is there, from the first product that keeps TensorE busy on; the time
 # of such a product, at half rate (docs/timing.md).
 _FIRST_SECONDS, _PRODUCT_SECONDS = 1.46e-6, 107e-9
+_QUADRANT = 32  # partitions between those that an instruction may begin at
 _STORE_BYTES = 2048  # of a partition, that are worth a transfer of their own
 
 
@@ -24,7 +23,17 @@ def warm_up_products(problem: Problem, input_bytes: int, hw: Hardware) -> int:
     weights = -(-problem.channels // hw.partitions) * outs * problem.itemsize
     nbytes = PARTITIONS_PER_ENGINE * (input_bytes + weights)
     seconds = _FIRST_SECONDS + nbytes / hw.dma_engine_rate
-    return min(WARM_UP, math.ceil(seconds / _PRODUCT_SECONDS))
+    return min(WARM_UP, int(seconds / _PRODUCT_SECONDS))
+
+
+def fills_rows(problem: Problem, sharing: Sharing, hw: Hardware) -> bool:
+    """Whether rows of the array that have no channels have zeros: TensorE comes to its full rate
+    later where its products have some of the rows (docs/timing.md). Only where the channels end
+    where instructions may begin, so that no load waits for the zeros.
+    """
+    is_half = hw.partitions // 2 < problem.channels < hw.partitions
+    is_alone = problem.taps * sharing.blocks * sharing.fold == 1
+    return is_alone and is_half and problem.channels % _QUADRANT == 0
 
 
 def chunks_together(result_bytes: int, are_free: bool) -> int:

@@ -16,7 +16,11 @@ from collections.abc import Sequence
 
 from trnx.nki_kernels.kernels._blocking import DMA
 from trnx.nki_kernels.kernels.convolution._core_shares import cuts_one_block, shares_blocks
-from trnx.nki_kernels.kernels.convolution._first_products import chunks_together, warm_up_products
+from trnx.nki_kernels.kernels.convolution._first_products import (
+    chunks_together,
+    fills_rows,
+    warm_up_products,
+)
 from trnx.nki_kernels.kernels.convolution._loads import IN_TURN
 from trnx.nki_kernels.kernels.convolution._plan import WARM_UP
 from trnx.nki_kernels.kernels.convolution._sharing import (
@@ -351,6 +355,7 @@ def plan(
         shares_blocks(problem, sharing, _count(problem, block), volumes, hw),
         is_paired(problem, sharing, hw),
         warm_up_products(problem, inputs, hw) if starts_free and layout == DMA else WARM_UP,
+        starts_free and layout == DMA and fills_rows(problem, sharing, hw),
     )
 
 

@@ -124,8 +124,13 @@ def _input_tile(x: Source, plan: Plan, blocks: list[Block], used: int) -> nl.Nki
     """A tile for the input of some blocks, each on `used` partitions."""
     planes, rows = _most(blocks)
     chunks = (x.channels + plan.depth - 1) // plan.depth
-    shape = ((len(blocks) - 1) * plan.array_rows + used, chunks, planes, rows, x.view.shape[3])
-    return nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
+    lanes = plan.array_rows if plan.is_filled else used
+    shape = ((len(blocks) - 1) * plan.array_rows + lanes, chunks, planes, rows, x.view.shape[3])
+    tile = nl.ndarray(shape, dtype=x.root.dtype, buffer=nl.sbuf)
+    if plan.is_filled:
+        rest = tile[used:lanes].reshape((lanes - used, tile.size // tile.shape[0]))
+        _zero_on_gpsimd(rest)
+    return tile
 
 
 def _most(blocks: list[Block]) -> tuple[int, int]:
@@ -152,18 +157,28 @@ def _spread_tile(x: Source, plan: Plan, turn: int) -> nl.NkiTensor:
         if len(x.spread) < plan.sides:
             nisa.memset(dst=tile, value=0.0, engine=nisa.engine.vector)
         else:
-            zeros = tile.reshape((lanes, planes * rows * x.view.shape[3]))
-            if zeros.shape[1] % 2 == 0 and tile.dtype != nl.float32:
-                zeros = zeros.view(nl.int32)  # half as many elements
-            nisa.memset(dst=zeros, value=0, engine=nisa.engine.gpsimd)
+            _zero_on_gpsimd(tile.reshape((lanes, planes * rows * x.view.shape[3])))
         x.spread.append(tile)
     return x.spread[index]
+
+
+def _zero_on_gpsimd(zeros: nl.NkiTensor) -> None:
+    """Zeros in `zeros[partitions, elements]`."""
+    if zeros.shape[1] % 2 == 0 and zeros.dtype != nl.float32:
+        zeros = zeros.view(nl.int32)  # half as many elements
+    nisa.memset(dst=zeros, value=0, engine=nisa.engine.gpsimd)
 
 
 def _chunks_of_a_transfer(tile: nl.NkiTensor) -> int:
     """Several, because a transfer costs its trigger, but not all in one."""
     nbytes = tile.size // (tile.shape[0] * tile.shape[1]) * 4  # type: int
     return max(1, _TRANSFER_BYTES // nbytes)
+
+
+def comes_at_once(tile: nl.NkiTensor) -> bool:
+    """Whether the chunks of an input come together, and so before those of the next side."""
+    chunks = tile.shape[1]  # type: int
+    return chunks <= min(_MANY_CHUNKS - 1, _chunks_of_a_transfer(tile))
 
 
 def _load_chunks(

@@ -99,17 +99,29 @@ def parts_of_block(plan: Plan | Axes, block: Block) -> list[BankPart]:
 
 
 def last_banks(parts: list[BankPart], plan: Plan) -> list[BankPart]:
-    """The same with the last one as two of half as many planes, or rows: what is one range of a
-    partition, so that neither half waits for the other one to be written. Pairs stay.
+    """The same with the last one in two, so that neither half waits for the other one to be
+    written. Pairs stay.
     """
     if len(parts) == 0 or plan.is_paired:
         return parts
-    planes, rows, columns = parts[-1]
+    return parts[0 : len(parts) - 1] + _halves_of(parts[-1])
+
+
+def first_banks(parts: list[BankPart], plan: Plan) -> list[BankPart]:
+    """The same with the first one in two, as `last_banks`."""
+    if len(parts) == 0 or plan.is_paired:
+        return parts
+    return _halves_of(parts[0]) + parts[1:]
+
+
+def _halves_of(part: BankPart) -> list[BankPart]:
+    """Two parts of half as many planes, or rows: each is one range of a partition."""
+    planes, rows, columns = part
     axis = planes if planes[2] > 1 else rows
     half = (axis[2] + 1) // 2
     if half == axis[2]:
-        return parts
-    halves = parts[0 : len(parts) - 1]
+        return [part]
+    halves: list[BankPart] = []
     for first, count in ((axis[1], half), (axis[1] + half, axis[2] - half)):
         some = (axis[0], first, count)
         halves.append((some, rows, columns) if planes[2] > 1 else (planes, some, columns))

@@ -57,7 +57,8 @@ class Plan(NamedTuple):
     a 1x1 kernel are loaded, "" for a larger one; is_static: transfers have descriptors that are
     made before the run, so that none waits while DGE makes those of the one before, about 600 ns
     (nki-dge.rst); by_blocks: cores share blocks of outputs, not output channels;
-    warm_up: products that keep TensorE busy at first.
+    warm_up: products that keep TensorE busy at first; is_filled: rows of the array beyond the
+    channels have zeros.
     """
 
     planes: Axis
@@ -83,6 +84,7 @@ class Plan(NamedTuple):
     by_blocks: bool
     is_paired: bool
     warm_up: int
+    is_filled: bool
 
 
 class Block(NamedTuple):
@@ -129,6 +131,7 @@ def plan_of(numbers: tuple[Any, ...]) -> Plan:
         numbers[20],
         numbers[21],
         numbers[22],
+        numbers[23],
     )
 
 
@@ -160,6 +163,7 @@ def plan_of_rest(plan: Plan) -> Plan:
         plan.by_blocks,
         plan.is_paired,
         plan.warm_up,
+        plan.is_filled,
     )
 
 

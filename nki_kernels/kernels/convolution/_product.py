@@ -20,11 +20,12 @@ import nki.isa as nisa
 import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._epilogue import Epilogue, finish, lanes_of
-from trnx.nki_kernels.kernels.convolution._loads import Inputs
+from trnx.nki_kernels.kernels.convolution._loads import Inputs, comes_at_once
 from trnx.nki_kernels.kernels.convolution._parts import (
     BankPart,
     Position,
     banks_along,
+    first_banks,
     last_banks,
     outputs_along,
     parts_of_block,
@@ -109,7 +110,7 @@ def _multiply(
     if rows < nl.tile_size.pmax or plan.sides > 1:
         where = (first, job.side * plan.array_columns)
         size = (rows, plan.array_columns)
-    parts = nl.ds(first, min(plan.depth, left - chunk * plan.depth))
+    parts = nl.ds(first, rows if plan.is_filled else min(plan.depth, left - chunk * plan.depth))
     nisa.nc_matmul(
         dst=target,
         stationary=left_tile[parts, chunk, slot, :],
@@ -186,12 +187,13 @@ def convolve_blocks(
     plan: Plan,
     then: Epilogue,
     turn: int,
-    is_last: bool,
+    halves: tuple[bool, bool],
 ) -> int:
     """Blocks side by side: for each of the streams `results[out channels of all sides, planes,
     rows, columns]` in SBUF. `turn` counts the banks that were copied out; returns it after these.
-    Where they are the last ones, two engines copy half of the last bank each.
+    `halves`: whether two engines copy half of the first bank each, and of the last one.
     """
+    is_first, is_last = halves
     jobs: list[Job] = []
     longest = 0
     is_plain = then.scale is None and then.shift is None and then.activation == "none"
@@ -201,6 +203,8 @@ def convolve_blocks(
             block = sides[side].blocks[index]
             lanes = nl.ds(side * plan.array_columns, width)
             every = parts_of_block(plan, block)
+            if is_first:
+                every = first_banks(every, plan)
             if is_last:
                 every = last_banks(every, plan)
             reached = _reached(every)
@@ -209,23 +213,42 @@ def convolve_blocks(
                 every = reached
             jobs.append(Job(side, index, block, every))
             longest = max(longest, len(every))
+    # Before the first ones, TensorE waits for weights.
+    waits = is_last and turn > 0 and _come_side_by_side(sides, weights)
     number = 0
     while number < longest:
         # Two banks at once where their last chunks of channels have a half of the array each.
-        end = min(number + 2, longest) if plan.is_paired else number + 1
+        # Halves take a chunk both before the next one, which may still be on its way.
+        by_side = waits and number >= longest - 2
+        are_two = plan.is_paired or (is_first and number == 0) or by_side
+        end = min(number + 2, longest) if are_two else number + 1
         banks: list[list[nl.NkiTensor]] = []
         for part in range(number, end):
             banks.append(_banks_of(jobs, part, width, plan, len(results)))
-        _multiply_banks(jobs, number, sides, weights, plan, banks)
+        together = 1 if by_side else len(jobs)
+        for begin in range(0, len(jobs), together):
+            some = jobs[begin : begin + together]
+            _multiply_banks(some, number, sides, weights, plan, banks)
         for part in range(number, end):
             its = Sums(banks[part - number], part, width)
             forced = None
+            if is_first and part < 2:
+                forced = _ON_SCALAR if part == 0 else _ON_VECTOR
             if is_last and longest > 1 and part >= longest - 2:
                 # ScalarE takes longer until its result is there.
                 forced = _ON_VECTOR if part == longest - 1 else _ON_SCALAR
-            turn = _finish_banks(results, added, its, jobs, plan, then, (turn, forced))
+            after = _finish_banks(results, added, its, jobs, plan, then, (turn, forced))
+            if not is_first or part > 0 or longest == 1:  # halves are one turn
+                turn = after
         number = end
     return turn
+
+
+def _come_side_by_side(sides: list[Inputs], weights: Weights) -> bool:
+    """Whether inputs come side by side, and the products of a side take little time: few of them
+    are left then behind the inputs of the last one.
+    """
+    return weights.tile.shape[2] == 1 and len(sides) > 1 and comes_at_once(sides[0].tile)
 
 
 def _finish_banks(

@@ -6,6 +6,7 @@ import nki.language as nl
 
 from trnx.nki_kernels.kernels.convolution._filters import Channels
 from trnx.nki_kernels.kernels.convolution._loads import Inputs, load, store
+from trnx.nki_kernels.kernels.convolution._parts import first_banks, parts_of_block, where_of
 from trnx.nki_kernels.kernels.convolution._plan import Block, Plan
 
 
@@ -65,6 +66,16 @@ def store_last(
     for chunk in range(len(chunks)):
         some = nl.ds(chunk, 1)
         store(target[:, some], part[:, some], (turn + chunk) % 2 == 1, plan.is_static)
+
+
+def store_banks(
+    out: nl.NkiTensor, tile: nl.NkiTensor, block: Block, plan: Plan, chunks: list[Channels]
+) -> None:
+    """The outputs of a block of adjacent ones, each bank by itself, the first in halves."""
+    target = _place(out, _outputs(plan, block), chunks)
+    for part in first_banks(parts_of_block(plan, block), plan):
+        p, r, q = where_of(plan, block, part)
+        store(target[:, :, p, r, q], tile[:, :, p, r, q], False, plan.is_static)
 
 
 def _outputs(plan: Plan, block: Block) -> tuple[int, int, int, int, int]:

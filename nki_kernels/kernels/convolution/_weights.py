@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from trnx.nki_kernels.kernels._operands import MatmulOperand, load_operand
+from trnx.nki_kernels.kernels._operands import MatmulOperand, fill_operand, load_operand
 from trnx.nki_kernels.kernels.convolution._loads import load
 from trnx.nki_kernels.kernels.convolution._plan import Plan
 from trnx.nki_kernels.kernels.convolution._product import Weights
@@ -117,7 +117,13 @@ def load_pointwise(weight: nl.NkiTensor, first: int, count: int, plan: Plan) -> 
     """Weights of a 1x1 kernel: `weight[out channels, channels, 1, 1, 1]`, a matrix."""
     matrix = weight.reshape(weight.shape[0:2])
     channels = matrix.shape[1]
-    tile = load_operand(MatmulOperand([matrix], plan.layout), first, count, 0, channels)
+    operand = MatmulOperand([matrix], plan.layout)
+    if plan.is_filled:
+        tile = nl.ndarray((nl.tile_size.pmax, 1, count), dtype=matrix.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=tile[channels:], value=0.0, engine=nisa.engine.vector)
+        fill_operand(tile, operand, first, 0, channels)
+    else:
+        tile = load_operand(operand, first, count, 0, channels)
     padded = _padded(count, plan)
     if padded > count:
         wide = nl.ndarray((tile.shape[0], tile.shape[1], padded), tile.dtype, buffer=nl.sbuf)
