@@ -22,8 +22,9 @@ _NAME, _COLUMNS = "_warm_up", 512
 _FIRST, _IDLE = 250.0, 200.0
 # Products take time to record.
 _MOST = 64
-# Where TensorE has enough to do, some more: its first products may wait then.
-_MORE = 3
+# Where TensorE has enough to do, some more: its first products may wait then. Of so few tiles alone
+# is an estimate sure to run all, and no pace is that of tiles that have waited.
+_MORE, _FEW = 3, 8
 # What they must save, in ns.
 _WORTH = 50.0
 
@@ -34,13 +35,16 @@ def warmed(estimate: tuple[float, TiledRegion], hw: Hardware) -> tuple[float, Ti
     ns, region = estimate
     best, counts = estimate, list[int]()
     is_long = region.across is not None and region.geometry.tiles > region.across.steps
+    is_few = (region.across.steps if region.across else region.geometry.tiles_of_core) <= _FEW
     if is_long or not timing(hw).throttle_ns:
         return best
     while len(counts) < len(waits := region.in_phases(warm_up=tuple(counts)).waits_of_products(hw)):
         count = _products(waits[len(counts)], hw, is_cold=not counts)
-        if sum(counts) + count + _MORE > _MOST or (not counts and not count):
+        is_slow = not counts and count * 2 * _COLUMNS * 1e9 / hw.pe_clock < timing(hw).throttle_ns
+        if sum(counts) + count + _MORE > _MOST or not (counts or count) or (is_slow and not is_few):
             break
-        ways = [region.in_phases(warm_up=(*counts, n)) for n in (count, count + _MORE) if count]
+        more = (0, _MORE) if is_few else (0,)
+        ways = [region.in_phases(warm_up=(*counts, count + n)) for n in more if count]
         tried = [(way.estimated_ns(hw), way) for way in ways]
         best = min([best, *tried], key=lambda pair: pair[0])
         better = min(tried, key=lambda pair: pair[0], default=None)
