@@ -23,6 +23,7 @@ from trnx.nki_kernels.generator.instruction import Beside, Instruction, Overlap,
 from trnx.nki_kernels.generator.ir import Value
 from trnx.nki_kernels.generator.narrowing import rows_left
 from trnx.nki_kernels.generator.overlaps import selecting
+from trnx.nki_kernels.generator.warm_up import warm_up_calls
 
 
 class Emitter(StoreEmitter):
@@ -236,6 +237,7 @@ class Emitter(StoreEmitter):
         )  # fmt: skip
         shares = [calls.lines(share, arguments) for share in self.g.shares]
         before = [*self._table("", self.region.instructions), *shared]
+        before[:0] = warm_up_calls(self.region.warm_up, 0)
         return lines + indent(
             [*self._allocations(), *self._on_cores(before, shares), self._return()]
         )

@@ -13,6 +13,7 @@ from trnx.nki_kernels.generator.emit_phase import PhaseEmitter
 from trnx.nki_kernels.generator.engines import next_table, table_of_call
 from trnx.nki_kernels.generator.geometry import Axis, RowTiles
 from trnx.nki_kernels.generator.instruction import Instruction
+from trnx.nki_kernels.generator.warm_up import warm_up_calls
 
 
 class AcrossEmitter(PhaseEmitter):
@@ -27,7 +28,8 @@ class AcrossEmitter(PhaseEmitter):
         lines += ["", *self.decorators]
         lines.append(f"def {self.kernel}({', '.join(self.parameters.values())}):")
         first = [i for phase in self.phases for i in (*phase.once, *phase.each)]
-        body = [*self._table("", first), *self._ones(), *self._hoisted()]
+        body = [*warm_up_calls(self.region.warm_up, 0), *self._table("", first)]
+        body += [*self._ones(), *self._hoisted()]
         depth = ""
         for axis in self.across.loops(reduced=False):
             body += [depth + line for line in self._loop(axis)]
@@ -121,6 +123,7 @@ class AcrossEmitter(PhaseEmitter):
         lines += [line for i in phase.combines for line in self._accumulator(i)]
         if phase.kept:
             lines.append(f"kept{n} = []")
+        lines += warm_up_calls(self.region.warm_up, n) if n else []
         if phase.each:
             lines += self._tiles(n, arguments)
         if phase.combines:

@@ -8,6 +8,7 @@ from trnx.nki_kernels.generator.emit import Emitter
 from trnx.nki_kernels.generator.emit_across import AcrossEmitter
 from trnx.nki_kernels.generator.emit_text import DECORATOR, module_text
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.nki_kernels.generator.warm_up import warm_up_function
 
 
 def emit(
@@ -16,13 +17,14 @@ def emit(
     """The source text. `parameters` are the names that the kernel's inputs have in it; it is run by
     `cores` programs."""
     emitter = _emitter_of(region)(name, parameters, region, [DECORATOR], cores)
-    return module_text(summary, emitter.functions())
+    return module_text(summary, [*warm_up_function(region.warm_up), *emitter.functions()])
 
 
 def emit_part(
     name: str, parameters: Mapping[str, str], region: TiledRegion, cores: int = 1
 ) -> list[str]:
     """The lines of a plain function for the region, which a kernel calls as `name`."""
+    region = region.in_phases(warm_up=())  # parts follow each other
     return _emitter_of(region)(name, parameters, region, [], cores, prefix=name).functions()
 
 

@@ -4,6 +4,7 @@ No Program is traced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from trnx.nki_kernels.generator.list_order import Turn, list_order
 from trnx.nki_kernels.generator.partition_groups import groups_of
 from trnx.nki_kernels.generator.phase_stages import PhaseStages
 from trnx.nki_kernels.generator.tile_ops import PACE, PARTITIONS_PER_ENGINE, TileOps
+from trnx.nki_kernels.generator.timeline import Op, times
 from trnx.nki_kernels.generator.turned_totals import turned_total
 from trnx.simulator.costs.constants import timing
 
@@ -44,6 +46,29 @@ class Estimate(TileOps):
         """The order of the stages of tiles, by list scheduling: of all phases of a block."""
         return [list_order(self._ops, turns, timing(self._hw)) for turns in self.turns]
 
+    def _warm_up(self, phase: int) -> None:
+        """The products before a phase, of a bank's columns each."""
+        if phase == len(self._phase_starts):
+            self._phase_starts.append(len(self._ops))
+            interval = BANK * 1e9 / self._hw.pe_clock
+            count = self.warm[phase] if phase < len(self.warm) else 0
+            self._warming.update(range(len(self._ops), len(self._ops) + count))
+            self._ops += [Op(TENSOR, interval, interval)] * count
+
+    def waits(self) -> list[float]:
+        """ns that TensorE is idle before its first work from each phase on, infinite where it has
+        none, at the rate that it has then."""
+        starts, seen = times(self._ops, timing(self._hw))
+        own = [i for i, op in enumerate(self._ops) if op.queue == TENSOR]
+        found = []
+        for first in self._phase_starts:
+            later = [starts[i] for i in own if i >= first]
+            ends = [
+                seen[i] - self._ops[i].latency + self._ops[i].interval for i in own if i < first
+            ]
+            found.append(min(later) - max(ends, default=0.0) if later else math.inf)
+        return found
+
     # -- whole rows ------------------------------------------------------------------------------
 
     def rows(
@@ -60,6 +85,7 @@ class Estimate(TileOps):
         From stage `in_turn` on all tiles run a stage before any runs the next one; they are few
         where this is the first one. They run in the order that is `listed` where one is."""
         moving = self._geometry.moving
+        self._warm_up(0)
         repeated = [any(v.axes & moving for v in i.writes()) for i in instructions]
         self._first_table(instructions)
         for i, again in zip(instructions, repeated, strict=True):
@@ -154,6 +180,7 @@ class Estimate(TileOps):
                     turns = list(listed[phases.index(phase)])
                 if not block:
                     self.turns.append({})
+                    self._warm_up(phases.index(phase))
                 marks.append(self._phase_tiles(across, one, turns, block, loads, strides))
                 later = phases[phases.index(phase) + 1 :]
                 following = [i for p in later for i in (*p.once, *p.each)]

@@ -74,6 +74,15 @@ class LoweredSpace:
         own = (tuple(sorted(self.order, key=lambda d: -s[d])) for s in whole)
         return list(dict.fromkeys((self.order, *own)))
 
+    def orders_of_totals(self) -> list[Dims]:
+        """The orders in which results that vary along all that stays lie, where that is not how it
+        lies in the space, with the reduced dimensions, which are whole in a tile, inside."""
+        stays = tuple(d for d in self.order if d not in self.reduced)
+        inner = tuple(d for d in self.order if d in self.reduced)
+        whole = [s for s in self.strides[1] if all(s.get(d, 0) > 0 for d in stays)]
+        own = dict.fromkeys(tuple(sorted(stays, key=lambda d: -s[d])) for s in whole)
+        return [(*order, *inner) for order in own if inner and order != stays]
+
     def stores_along(self, partition: int, lead: Axis | None) -> bool:
         """Whether no result varies along the lead alone: it would lie in every so many partitions,
         from where DMA does not store."""

@@ -96,7 +96,7 @@ class RegionCuts(LoweredSpace):
         orders also in steps along a reduced dimension."""
         orders = self.orders()
         found: list[TiledRegion] = []
-        for order in orders if len(orders) > 1 else ():
+        for order in orders if len(orders) > 1 or self.orders_of_totals() else ():
             outer = tuple(d for d in order if d not in self.reduced)
             for partition in outer:
                 if self.reduced and PARTITIONS // 2 < self.sizes[partition] <= PARTITIONS:
@@ -169,7 +169,7 @@ class RegionCuts(LoweredSpace):
         if not self.stores_along(partition, lead):
             return []
         row = math.prod(self.sizes[d] for d in self.reduced)
-        filled = dict.fromkeys((order, mixed_order(self.orders())))
+        filled = dict.fromkeys((order, mixed_order(self.orders()), *self.orders_of_totals()))
         cuts = (
             cut_along(
                 partition, lead, first, self.sizes, self.reduced, max(row, free_size),
@@ -270,8 +270,7 @@ class RegionCuts(LoweredSpace):
         which has short runs otherwise: DMA transposes it."""
         row = math.prod(self.sizes[d] for d in self.reduced)
         found = []
-        for partition in self._runs():
-            order = (partition, *(d for d in self.order if d != partition))
+        for partition, order in self._turned_orders():
             others = [d for d in order if (d in self.reduced) == (partition in self.reduced)]
             for lead in (None, *leads(partition, tuple(others), self.sizes, across=False)):
                 cut = functools.partial(
@@ -290,6 +289,18 @@ class RegionCuts(LoweredSpace):
         if self.hw.generation > 2:  # ScalarE copies since trn2
             found += [region.in_phases(copies_on=SCALAR) for region in found if region.turns_stores]
         return found
+
+    def _turned_orders(self) -> Iterator[tuple[int, Dims]]:
+        """The dimensions of `_runs`, each with the order of the tile's axes behind it: that of the
+        space, and where DMA transposes all that is loaded, which may lie in any order then, that
+        with reduced ones side by side: VectorE walks along them."""
+        for partition in self._runs():
+            rest = [d for d in self.order if d != partition]
+            yield partition, (partition, *rest)
+            inner = sorted(rest, key=lambda d: d in self.reduced)  # stable
+            wide = [s for s in self.strides[0].values() if self.reduced & s.keys()]
+            if inner != rest and all(s.get(partition) == 1 for s in wide):
+                yield partition, (partition, *inner)
 
     def _runs(self) -> list[int]:
         """Dimensions along which a tensor runs in memory, and tiles of other cuts do not."""

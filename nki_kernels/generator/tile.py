@@ -20,6 +20,7 @@ from trnx.nki_kernels.generator.loads_aside import with_loads_aside
 from trnx.nki_kernels.generator.lower import Lowered, lower, reachable
 from trnx.nki_kernels.generator.region_cuts import RegionCuts
 from trnx.nki_kernels.generator.tiled_region import TiledRegion
+from trnx.nki_kernels.generator.warm_up import warmed
 from trnx.nki_kernels.generator.ways_to_run import by_stage
 from trnx.simulator.errors import Reject
 from trnx.simulator.hardware import Hardware
@@ -91,8 +92,9 @@ def tilings(
     if least > _FAR_WITH_EMPTY * 1e9 * (merged.dma_seconds + hw.region_seconds):
         ways = merged.fitting(by_stage(close))[:_MOST_LISTED]
         listed = [one.in_list_order(hw) for one in ways]
+    every = _close([*estimates, *_estimates([*aside, *listed], hw)])
     by_cut: dict[Hashable, list[TiledRegion]] = {}
-    for _, region in _close([*estimates, *_estimates([*aside, *listed], hw)]):
+    for _, region in _close([warmed(pair, hw) for pair in every]):
         by_cut.setdefault((region.geometry, region.keeps), []).append(region)
     return list(by_cut.values())[:MOST_TILINGS]
 

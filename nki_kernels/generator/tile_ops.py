@@ -86,6 +86,10 @@ class TileOps:
         self._turned_total: Instruction | None = None
         self._joined: Joined | None = None
         self._steps = 1
+        # Products before each phase, and the index of the first op of each.
+        self.warm: tuple[int, ...] = ()
+        self._phase_starts: list[int] = []
+        self._warming: set[int] = set()
         # Which tiles have what is left of the rows, of a row in each partition.
         self._is_left: Callable[[Hashable], bool] = lambda _: False
         self._left: TileOps | None = None
@@ -101,7 +105,8 @@ class TileOps:
     def _end(self, last: int | None = None) -> float:
         """When the ops up to `last`, by default all, have ended."""
         ops = self._ops if last is None else self._ops[: last + 1]
-        return max(visible_times(ops, timing(self._hw)), default=0.0)
+        seen = enumerate(visible_times(ops, timing(self._hw)))
+        return max((ns for i, ns in seen if i not in self._warming), default=0.0)
 
     def _pace(self, ends: Sequence[int], apart: int = PACE) -> float:
         """What one more tile takes, by the last `apart`; `ends` are the last ops of tiles."""

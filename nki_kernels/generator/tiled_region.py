@@ -55,7 +55,7 @@ class TiledRegion:
     stage of its own where `stores_apart`. The queue of stores has the loads `aside`
     (`loads_aside.py`). Tiles that stay in SBUF run their stages in the order of `turns`, of each
     phase, where that is given (`list_order.py`). TensorE transposes `turned_loads`
-    (`turned_load.py`).
+    (`turned_load.py`), and has so many products before each phase that `warm_up` it.
     """
 
     outputs: tuple[Output, ...]
@@ -78,6 +78,7 @@ class TiledRegion:
     aside: frozenset[Value] = frozenset()
     turns: tuple[tuple[Turn, ...], ...] = ()
     turned_loads: frozenset[Value] = frozenset()
+    warm_up: tuple[int, ...] = ()
 
     def labels(self, value: Value) -> Dims:
         """The free axes of a value's tile, in its order."""
@@ -125,7 +126,8 @@ class TiledRegion:
         order = tuple(self.layouts.values())
         stages = (tuple(self.stages), self.phase_stages, self.by_stage, self.tail, self.apart,
                   bool(self.turns))  # fmt: skip
-        stores = (self.copies_on, self.stores_apart, len(self.aside), len(self.turned_loads))
+        stores = (self.copies_on, self.stores_apart, len(self.aside), len(self.turned_loads),
+                  self.warm_up)  # fmt: skip
         return (self.geometry, self.keeps, self.kept_tiles, calls, order, stages, stores)
 
     @property
@@ -189,6 +191,10 @@ class TiledRegion:
             return again - (again - kept) * self.kept_tiles / self.across.steps
         return self._estimate(hw)[1]
 
+    def waits_of_products(self, hw: Hardware) -> list[float]:
+        """How long TensorE waits before each phase (`Estimate.waits`)."""
+        return self._estimate(hw)[0].waits()
+
     def in_list_order(self, hw: Hardware) -> TiledRegion:
         """The region, whose tiles run by stage, with its stages in another order."""
         listed = self._estimate(hw)[0].listed()
@@ -201,6 +207,7 @@ class TiledRegion:
             hw, self.geometry, elements, self.labels, self.halved, turned, self.layouts,
             self.turned_store, self.turned_load, self.aside, is_static=self.is_static,
         )  # fmt: skip
+        estimate.warm = self.warm_up
         held = [self.held[output.value] for output in self.outputs]
         stores = list(zip(held, self.output_strides, strict=True))
         if self.across is not None:

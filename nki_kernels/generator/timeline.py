@@ -32,12 +32,18 @@ class Op:
 
 def visible_times(ops: Sequence[Op], constants: Timing) -> list[float]:
     """When the result of each op is visible, in ns."""
+    return times(ops, constants)[1]
+
+
+def times(ops: Sequence[Op], constants: Timing) -> tuple[list[float], list[float]]:
+    """When each op starts, and when its result is visible, in ns."""
     waiting: dict[str, list[int]] = {}
     for index, op in enumerate(ops):
         waiting.setdefault(op.queue, []).append(index)
     heads = dict.fromkeys(waiting, 0)
     free = dict.fromkeys(waiting, 0.0)
     seen = [math.nan] * len(ops)
+    started = [math.nan] * len(ops)
     engines = port = 0.0
     table = ""
     throttle = Throttle(round(constants.throttle_ns))
@@ -65,6 +71,7 @@ def visible_times(ops: Sequence[Op], constants: Timing) -> list[float]:
             seen[index] = engines + latency
         else:
             seen[index] = start + latency
+        started[index] = start
         free[q] = start + interval
         port = free[q] if op.port else port
         heads[q] += 1
@@ -73,7 +80,7 @@ def visible_times(ops: Sequence[Op], constants: Timing) -> list[float]:
         for other in starts:
             if other == q or math.isinf(starts[other]):
                 starts[other] = _start(ops, waiting, heads, free, seen, other, constants)
-    return seen
+    return started, seen
 
 
 def _start(
