@@ -94,8 +94,11 @@ def tilings(
         listed = [one.in_list_order(hw) for one in ways]
     every = _close([*estimates, *_estimates([*aside, *listed], hw)])
     by_cut: dict[Hashable, list[TiledRegion]] = {}
-    for _, region in _close([warmed(pair, hw) for pair in every]):
-        by_cut.setdefault((region.geometry, region.keeps), []).append(region)
+    for pair in every:
+        # The schedule says whether the products pay: by estimate TensorE may seem to wait longer.
+        plain, warm = pair[1], warmed(pair, hw)[1]
+        group = by_cut.setdefault((plain.geometry, plain.keeps), [])
+        group += [plain] if warm is plain else [plain, warm]
     return list(by_cut.values())[:MOST_TILINGS]
 
 
