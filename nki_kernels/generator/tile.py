@@ -92,13 +92,11 @@ def tilings(
     if least > _FAR_WITH_EMPTY * 1e9 * (merged.dma_seconds + hw.region_seconds):
         ways = merged.fitting(by_stage(close))[:_MOST_LISTED]
         listed = [one.in_list_order(hw) for one in ways]
-    every = _close([*estimates, *_estimates([*aside, *listed], hw)])
     by_cut: dict[Hashable, list[TiledRegion]] = {}
-    for pair in every:
+    for ns, region in _close([*estimates, *_estimates([*aside, *listed], hw)]):
         # The schedule says whether the products pay: by estimate TensorE may seem to wait longer.
-        plain, warm = pair[1], warmed(pair, hw)[1]
-        group = by_cut.setdefault((plain.geometry, plain.keeps), [])
-        group += [plain] if warm is plain else [plain, warm]
+        ways = [region, *warmed(region, ns, hw)]
+        by_cut.setdefault((region.geometry, region.keeps), []).extend(ways)
     return list(by_cut.values())[:MOST_TILINGS]
 
 

@@ -29,15 +29,14 @@ _MORE, _FEW = 3, 8
 _WORTH = 50.0
 
 
-def warmed(estimate: tuple[float, TiledRegion], hw: Hardware) -> tuple[float, TiledRegion]:
-    """The region and its time with such products before the tiles of each phase, or those given
-    where these save nothing."""
-    ns, region = estimate
-    best, counts = estimate, list[int]()
+def warmed(region: TiledRegion, ns: float, hw: Hardware) -> list[TiledRegion]:
+    """The region, which takes `ns` by estimate, with such products before the tiles of each phase;
+    none where these save nothing."""
+    best, counts = (ns, region), list[int]()
     is_long = region.across is not None and region.geometry.tiles > region.across.steps
     is_few = (region.across.steps if region.across else region.geometry.tiles_of_core) <= _FEW
     if is_long or not timing(hw).throttle_ns:
-        return best
+        return []
     while len(counts) < len(waits := region.in_phases(warm_up=tuple(counts)).waits_of_products(hw)):
         count = _products(waits[len(counts)], hw, is_cold=not counts)
         is_slow = not counts and count * 2 * _COLUMNS * 1e9 / hw.pe_clock < timing(hw).throttle_ns
@@ -49,7 +48,7 @@ def warmed(estimate: tuple[float, TiledRegion], hw: Hardware) -> tuple[float, Ti
         best = min([best, *tried], key=lambda pair: pair[0])
         better = min(tried, key=lambda pair: pair[0], default=None)
         counts.append(better[1].warm_up[-1] if better else 0)
-    return best if best[0] < ns - _WORTH else estimate
+    return [best[1]] if best[0] < ns - _WORTH else []
 
 
 def _products(wait: float, hw: Hardware, *, is_cold: bool) -> int:
